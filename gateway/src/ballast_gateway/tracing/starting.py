@@ -46,16 +46,20 @@ def tracing_of(
     if is_disabled():
         return None
     instance = "/".join((socket.gethostname(), *(f"{kind}-{name}" for kind, name in whose.items())))
-    return Tracing(
-        service=service,
-        instance=instance,
-        endpoint=endpoint,
-        protobuf=_protocol(protocol) == PROTOBUF,
-        sample_ratio=sample_ratio,
-        follow_clients=follow_clients,
-        now_s=now_s,
-        unix_s=unix_s,
-    )
+    protobuf = _protocol(protocol) == PROTOBUF
+    try:
+        return Tracing(
+            service=service,
+            instance=instance,
+            endpoint=endpoint,
+            protobuf=protobuf,
+            sample_ratio=sample_ratio,
+            follow_clients=follow_clients,
+            now_s=now_s,
+            unix_s=unix_s,
+        )
+    except ValueError as error:
+        raise CannotTrace(f"OpenTelemetry refuses its environment (OTEL_*): {error}") from error
 
 
 def _protocol(asked: TraceProtocol | None) -> str:
