@@ -157,6 +157,7 @@ async def test_attainment_demand_and_traffic_are_those_of_all_workers_together(t
             assert {tuple(row["hash_ids"]) for row in rows} == {(0,), (1,)}
             assert rows == sorted(rows, key=lambda row: row["arrival_s"])
             assert len((await admin.get(TRAFFIC, params={"limit": 3})).text.splitlines()) == 3
+            assert len((await admin.get(TRAFFIC, params={"limit": "3.0"})).text.splitlines()) == 3
             assert (await admin.get(TRAFFIC, params={"limit": 0})).status_code == 422
             assert (await admin.get(TRAFFIC, headers={"authorization": "Bearer other"})).status_code == 401
 
@@ -383,6 +384,24 @@ async def watched(client: httpx.AsyncClient, url: str, mine: dict[str, str]) -> 
     assert (await client.get(f"{url}{LIVE}", headers=mine)).json()["about"]["whose"] == together
     assert (await client.get(f"{url}{LIVE}")).status_code == 401
     assert (await client.get(f"{url}{REQUEST}", params={"id": "none"}, headers=mine)).status_code == 404
+
+
+async def test_what_no_worker_has_is_said_to_be_missing(tmp_path: Path) -> None:
+    """Whatever its characters; one that would be too long for a worker is refused."""
+    async with running(tmp_path, {}) as at:
+        for target, status in {
+            "/ballast/v1/none": 404,
+            "/ballast/v1/x%0ay": 404,
+            "/ballast/v1/endpoints%3Fworker=1": 404,
+            "/%ff%00": 404,
+            "*": 404,
+            "/ballast/v1/endpoints?%0a=%ff": 200,
+            "/ballast/v1/endpoints?" + 5000 * "%ff": 200,
+            "/ballast/v1/endpoints?" + 30_000 * "!": 414,
+        }.items():
+            request = f"GET {target} HTTP/1.1\r\nhost: a\r\n\r\n".encode()
+            [answer] = await raw_exchange(at.ports["admin"], request, answers=1)
+            assert (answer.status, target) == (status, target)
 
 
 async def test_without_a_token_only_loopback_is_answered(tmp_path: Path) -> None:

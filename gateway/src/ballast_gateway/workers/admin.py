@@ -16,13 +16,14 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from pydantic import TypeAdapter
 
 from ballast_api.attainment_report import ATTAINMENT, read_report, together
 from ballast_api.demand_report import DEMAND, read_demand
@@ -48,6 +49,10 @@ _PARTIAL: Final = (503, _JSON, b'{"detail": "a worker that serves does not answe
 _WAIT_S: Final = 2.0
 """For a worker's metrics, or for its word that it is ready."""
 _ADMIN_WAIT_S: Final = 30.0
+_MOST_TARGET_BYTES: Final = 16 * 1024
+"""Of a path with its query. Escaped anew it may be three times as long, of which httpx takes 64 KiB."""
+_INTEGER: Final = TypeAdapter(int)
+"""As workers read one: `5.0` is 5."""
 
 
 class Admin:
@@ -68,6 +73,10 @@ class Admin:
         path = scope.get("path", "")
         if scope["method"] != "GET":
             await _respond(send, 405, _JSON, _detail("Method Not Allowed"))
+        elif len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > _MOST_TARGET_BYTES:
+            await _respond(send, 414, _JSON, _detail("URI Too Long"))
+        elif not path.startswith("/"):
+            await _respond(send, 404, _JSON, _detail("Not Found"))
         elif path == "/healthz":
             await _respond(send, 200, _JSON, b'{"status": "ok"}')
         elif path == "/readyz":
@@ -155,7 +164,7 @@ class Admin:
         port = workers[number]
         if port is None:
             return 503, _JSON, _detail("this worker does not serve now")
-        return f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
+        return f"http://127.0.0.1:{port}{quote(path)}?{urlencode(query)}"
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A worker's stream, until it or the client ends it."""
@@ -211,7 +220,7 @@ class Admin:
             return 200, _JSON, profiles_together([read_profiles(each.content) for each in answers])
         rows = [each.content for each in answers]
         lines = b"".join(rows).splitlines(keepends=True) if "names" in query else list(traces_merged(rows))
-        newest = int(query.get("limit", len(lines)))
+        newest = _INTEGER.validate_python(query.get("limit", len(lines)))
         return 200, answers[0].headers["content-type"], b"".join(lines[max(0, len(lines) - newest) :])
 
     async def _ask_all(
