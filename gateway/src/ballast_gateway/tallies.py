@@ -107,7 +107,7 @@ class Spreads(Collector):
     def collect(self) -> Iterable[Metric]:
         """All series."""
         family = histograms(self._name)
-        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
         for values, spread in list(self._of.items()):
             family.add_metric(values, list(zip(names, accumulate(spread.counts), strict=True)), spread.sum)
         return [family]
