@@ -50,6 +50,27 @@ async def test_a_decision_is_explained_with_the_cost_of_every_candidate(tmp_path
     assert [line["decision"] for line in lines] == ["dispatch", "handoff"] * 2
 
 
+async def test_a_full_disk_under_the_decision_log_costs_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor the place of one: more requests than may be in flight are served, and the API has their decisions."""
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(
+            tmp_path, {"f0": engine.address}, logs={"decisionsFile": "/dev/full"}, limits={"maxInFlight": 2}
+        ) as gateway,
+        httpx.AsyncClient(base_url=gateway.admin_url) as admin,
+    ):
+        for _ in range(4):
+            [answer] = await raw_exchange(gateway.port, post(PATH, COMPLETION), answers=1)
+            assert answer.status == 200
+        assert not gateway.gateway.driver.director.ledger
+        shown = (await admin.get("/ballast/v1/decisions")).json()["decisions"]
+        assert [each["decision"] for each in shown] == ["dispatch"] * 4
+    told = [record for record in caplog.records if vars(record).get("file") == "/dev/full"]
+    assert [vars(record)["problem"] for record in told] == ["No space left on device"]
+
+
 BEHIND = ("/ballast/v1/endpoints", "/ballast/v1/decisions", "/openapi.json", "/docs", "/nothing")
 OPEN = ("/healthz", "/readyz", "/metrics")
 

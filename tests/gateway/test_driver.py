@@ -26,7 +26,7 @@ from ballast_core.model.events import (
     SegmentDone,
 )
 from ballast_core.policies.rescheduling.ares import Ares
-from ballast_gateway.driver import GATHER_S, Driver, Ticket
+from ballast_gateway.driver import GATHER_S, SAY_EVERY_S, Driver, Ticket
 from ballast_gateway.tickets import Rejected
 from tests.support.core_builders import director
 from tests.support.virtual_loop import CoarseLoop, run_virtually
@@ -236,6 +236,31 @@ def test_progress_that_an_effect_brings_goes_before_the_events_that_follow() -> 
         ProgressBatch([(0.0, ONE.id, 7)]),
         Migrated(ONE.id, SECOND.id),
     ]
+
+
+def test_a_listener_that_fails_keeps_no_effect_from_being_carried_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The other listeners hear all, each ticket gets what is its own, and the log has one line in ten seconds."""
+    scripted = Scripted({RequestArrived: [DISPATCH], FirstToken: [MOVE]})
+    heard: list[Effect] = []
+
+    def full(effect: Effect, now_s: float) -> None:
+        raise OSError("No space left on device")
+
+    async def serve() -> None:
+        driver = Driver(scripted, listeners=(full, lambda effect, now_s: heard.append(effect)))
+        for _ in range(2):
+            with driver.open(ONE) as ticket:
+                assert await ticket.dispatched() is DISPATCH
+                ticket.first_token()
+                ticket.end(Outcome.COMPLETED, 20)
+            await asyncio.sleep(SAY_EVERY_S)
+
+    run_virtually(serve())
+    assert heard == [DISPATCH, MOVE] * 2
+    assert [event for event in scripted.events if isinstance(event, RequestEnded)] == [
+        RequestEnded(ONE.id, Outcome.COMPLETED, 20)
+    ] * 2
+    assert [record.exc_info is not None for record in caplog.records] == [True] * 2
 
 
 def test_nothing_gathered_is_lost_at_the_close() -> None:

@@ -42,6 +42,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
 from ballast_gateway.learned_profiles import profiles_report
+from ballast_gateway.line_file import LineFile
 from ballast_gateway.live.serving import Live
 from ballast_gateway.live.shares import Shares, answers
 from ballast_gateway.live.taking import Taking
@@ -467,13 +468,8 @@ class Gateway:
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _open(self, path: str | None) -> TextIO | None:
-        if path is None:
-            return None
-        with contextlib.ExitStack() as opening:
-            file = opening.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))
-            self._closing.enter_context(opening.pop_all())
-        return file
+    def _open(self, path: str | None) -> LineFile | None:
+        return None if path is None else self._closing.enter_context(LineFile(Path(path)))
 
     def _traces(self, unix_s: float) -> Tracing | None:
         """None where the settings ask for none. Raises `InvalidInput` where they cannot be had."""

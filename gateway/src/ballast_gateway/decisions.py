@@ -6,9 +6,10 @@ import json
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import TextIO, TypeAlias
+from typing import TypeAlias
 
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate, Reject
+from ballast_gateway.line_file import LineFile
 
 Decision: TypeAlias = Dispatch | Handoff | Migrate | Reject
 
@@ -16,7 +17,7 @@ Decision: TypeAlias = Dispatch | Handoff | Migrate | Reject
 class DecisionLog:
     """An effect listener of the driver. `unix_s` plus the driver's clock gives seconds since 1970."""
 
-    def __init__(self, *, kept: int, unix_s: float, file: TextIO | None = None) -> None:
+    def __init__(self, *, kept: int, unix_s: float, file: LineFile | None = None) -> None:
         self._decisions: deque[tuple[float, Decision]] = deque(maxlen=kept)
         self._unix_s = unix_s
         self._file = file

@@ -20,6 +20,7 @@ Everything runs on one event loop, so the Director needs no lock.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -61,6 +62,8 @@ from ballast_core.model.events import (
 from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.tickets import Canceller, Leaver, Mover, Rejected
 
+_log = logging.getLogger(__name__)
+
 _TICK_S = 1e-3
 """The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
 
@@ -70,8 +73,11 @@ GATHER_S = 4e-3
 WATCH_S = 0.2
 """How often the Director is told the signs of life."""
 
+SAY_EVERY_S = 10.0
+"""A listener that fails again and again is logged this often."""
+
 EffectListener: TypeAlias = Callable[[Effect, float], None]
-"""Called with every effect and its time: decision log, metrics."""
+"""Called with every effect and its time: decision log, metrics. What it raises is logged."""
 
 
 class Ticket:
@@ -235,6 +241,8 @@ class Driver:
         """Hears what the Director is about to be told of requests."""
         self.on_order: Callable[[Migrate | Leave], None] | None = None
         """Takes orders about requests of other gateways."""
+        self._said_s = float("-inf")
+        """When the log was last told that a listener failed."""
 
     def use(self, settings: DirectorSettings) -> None:
         """Let the Director decide by these from now on. Call it from no effect of its own. `abilities` follow."""
@@ -314,8 +322,17 @@ class Driver:
             self._on_decision_s(perf_counter() - began_s)
         for effect in effects:
             for listen in self._listeners:
-                listen(effect, now_s)
+                try:
+                    listen(effect, now_s)
+                except Exception:
+                    self._listener_failed(now_s)
             self._carry_out(effect, now_s)
+
+    def _listener_failed(self, now_s: float) -> None:
+        """What only listens keeps no effect from being carried out."""
+        if now_s >= self._said_s + SAY_EVERY_S:
+            self._said_s = now_s
+            _log.exception("a listener of the Director's effects failed")
 
     def tell(self) -> None:
         """Pass on what has been gathered of progress. It has no effects."""
