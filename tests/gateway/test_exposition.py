@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ballast_gateway.observe.exposition import BadExposition, EngineGauges, read_gauges
+from ballast_gateway.observe.exposition import BadExposition, EngineGauges, read_gauges, read_page
 
 LABEL = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -85,12 +86,38 @@ def test_a_timestamp_after_the_value_is_no_value() -> None:
         b"vllm:num_requests_running x\nvllm:num_requests_waiting 1\n",
         b"vllm:num_requests_running NaN\nvllm:num_requests_waiting 1\n",
         b"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running 1e19\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running 1\nvllm:num_requests_waiting -3\n",
+        b'vllm:num_requests_running{e="0"} 9e15\nvllm:num_requests_running{e="1"} 9e15\nvllm:num_requests_waiting 1\n',
+        b"vllm:num_requests_running 1\n" * 1025 + b"vllm:num_requests_waiting 1\n",
     ],
 )
 def test_a_page_without_usable_numbers_is_refused(text: bytes) -> None:
-    """The scrape then counts as failed."""
-    with pytest.raises(BadExposition, match=r"num_requests|finite|number"):
+    """The scrape then counts as failed. No engine has less than nothing, or what floats cannot count."""
+    with pytest.raises(BadExposition, match=r"num_requests|number"):
         read_gauges(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"vllm:kv_cache_usage_perc -5.0", b"vllm:kv_cache_usage_perc 1e300", b"vllm:num_preemptions_total 1e300"],
+)
+def test_so_is_one_whose_other_numbers_cannot_be(line: bytes) -> None:
+    """They are left out or right."""
+    with pytest.raises(BadExposition, match=r"cannot be"):
+        read_gauges(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n" + line)
+
+
+async def test_a_long_page_is_read_while_the_loop_goes_on() -> None:
+    """An engine with adapters has a line for each set of them that was at work."""
+    long = page([("0", "m", 3, 4, 0.5, 6)]) + b"# a line without a meaning\n" * 10_000
+    reading = asyncio.create_task(read_page(long))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 1
+    assert await reading == read_gauges(long)
 
 
 @given(st.binary(max_size=200))

@@ -198,11 +198,11 @@ async def test_an_engine_that_dies_of_a_request_on_a_pooled_connection_broke_off
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5.0)
-    assert (await pool.get(address, "/", timeout_s=5.0)).status == 200
+    assert (await pool.get(address, "/", timeout_s=5.0, limit_bytes=1024)).status == 200
     with pytest.raises(UpstreamError) as broke:
-        await pool.get(address, "/", timeout_s=5.0)
+        await pool.get(address, "/", timeout_s=5.0, limit_bytes=1024)
     assert broke.value.fault is Fault.BROKE
     with pytest.raises(UpstreamError) as refused:
-        await pool.get(address, "/", timeout_s=5.0)
+        await pool.get(address, "/", timeout_s=5.0, limit_bytes=1024)
     assert refused.value.fault is Fault.UNREACHABLE
     pool.close()

@@ -15,11 +15,12 @@ from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointOb
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.observe import files
+from ballast_gateway.observe.exposition import MOST_BYTES
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import RARELY, Scraper
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, running_gateway, until
-from tests.support.scripted_engine import decode_script, scripted_engine, silent_server
+from tests.support.scripted_engine import METRICS, decode_script, scripted_engine, silent_server
 
 D0 = EndpointId("d0")
 SEEN = Observation(observed_at_s=1.0, running=2, waiting=1)
@@ -227,7 +228,46 @@ async def test_an_engine_whose_agent_tells_is_scraped_rarely_until_a_scrape_fail
             await scraper.close()
 
 
-@pytest.mark.parametrize(("status", "page"), [(500, None), (200, b"<html>")])
+async def test_an_engine_is_scraped_again_whatever_its_page_led_to(caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of ours in taking one is logged, and counts as a failed scrape."""
+    seen: list[Observation] = []
+
+    def take(endpoint_id: EndpointId, observation: Observation) -> None:
+        seen.append(observation)
+        if len(seen) == 1:
+            raise OverflowError("int too big to convert")
+
+    loop, failed = asyncio.get_running_loop(), list[str]()
+    made = Fleet(lambda event: None, failures_until_lost=3, on_scraped=take)
+    async with scripted_engine(decode_script) as engine:
+        made.ready(endpoint(engine.address), proven=False)
+        scraper = Scraper(
+            made,
+            UpstreamPool(loop, connect_timeout_s=5.0),
+            interval_s=0.01,
+            timeout_s=5.0,
+            served=(),
+            now_s=loop.time,
+            life_signs=LifeSigns(),
+            on_failure=lambda member: failed.append(member.problem),
+        )
+        scraper.sync()
+        try:
+            await until(lambda: len(seen) == 3)
+        finally:
+            await scraper.close()
+    assert failed == ["its page could not be taken: OverflowError('int too big to convert')"]
+    assert [record.exc_info is not None for record in caplog.records if record.message == "a scrape failed"] == [True]
+
+
+NEVER_SO_MANY = b"vllm:num_requests_running 1e19\nvllm:num_requests_waiting 0\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [(500, None), (200, b"<html>"), (200, NEVER_SO_MANY), (200, METRICS + b"#" * MOST_BYTES)],
+    ids=["status", "no-page", "number", "too-long"],
+)
 async def test_an_endpoint_whose_metrics_fail_is_lost_until_they_come_again(
     tmp_path: Path, status: int, page: bytes | None
 ) -> None:

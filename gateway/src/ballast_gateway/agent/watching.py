@@ -10,7 +10,7 @@ from typing import Final
 from ballast_core.model import EndpointId
 from ballast_gateway.agent.face import AgentFace
 from ballast_gateway.http.client import UpstreamError
-from ballast_gateway.observe.exposition import BadExposition, read_gauges
+from ballast_gateway.observe.exposition import MOST_BYTES, BadExposition, read_page
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.messages import Engine, Signs, counted, counted_ever, measured
 
@@ -54,8 +54,10 @@ class Watching:
         problem = ""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                reply = await self._face.pool.get(self._engine, "/metrics", timeout_s=_TIMEOUT_S)
-            gauges = read_gauges(reply.body) if reply.status == 200 else None
+                reply = await self._face.pool.get(
+                    self._engine, "/metrics", timeout_s=_TIMEOUT_S, limit_bytes=MOST_BYTES
+                )
+            gauges = await read_page(reply.body) if reply.status == 200 else None
             problem = "" if gauges is not None else f"/metrics answered {reply.status}"
         except TimeoutError:
             problem, gauges = f"no answer within {_TIMEOUT_S:g} s", None

@@ -286,9 +286,9 @@ class UpstreamPool:
             self.cancel(exchange)
             raise
 
-    async def get(self, address: str, path: str, *, timeout_s: float) -> Collect:
-        """Send a small GET, such as a scrape. Raises `UpstreamError`."""
-        exchange = Collect(self._loop.time() + timeout_s)
+    async def get(self, address: str, path: str, *, timeout_s: float, limit_bytes: int) -> Collect:
+        """Send a small GET, such as a scrape, whose answer may be so long. Raises `UpstreamError`."""
+        exchange = Collect(self._loop.time() + timeout_s, limit_bytes)
         request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\naccept: */*\r\n\r\n"
         await self.perform(address, request.encode(), exchange)
         return exchange

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
+
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer: some 8,000 adapters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from ballast_core.model import EndpointId, Observation
-from ballast_gateway.http.client import Silence, UpstreamError, UpstreamPool
+from ballast_gateway.http.client import Collect, Silence, TooLarge, UpstreamError, UpstreamPool
 from ballast_gateway.life_signs import LifeSigns
-from ballast_gateway.observe.exposition import BadExposition, read_gauges
+from ballast_gateway.observe import exposition, model_card
+from ballast_gateway.observe.exposition import BadExposition, read_page
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.observe.model_card import UNKNOWN, read_card
 
@@ -104,36 +105,48 @@ class Scraper:
 
     async def _scrape(self, member: Member) -> None:
         async with self._slots:
-            signs, loop = self._life_signs.of(member.endpoint.id), asyncio.get_running_loop()
-            signs.asked(loop.time())
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    reply = await self._pool.get(member.endpoint.address, "/metrics", timeout_s=self._timeout_s)
+                await self._look(member)
+            except Exception as error:  # ours; whatever it is, the engine is scraped again
+                self._failed(member, f"its page could not be taken: {error!r}", fault=error)
+
+    async def _look(self, member: Member) -> None:
+        signs, loop = self._life_signs.of(member.endpoint.id), asyncio.get_running_loop()
+        signs.asked(loop.time())
+        try:
+            reply = await self._get(member, "/metrics", exposition.MOST_BYTES)
+            signs.answered()
+            if reply.status != 200:
+                raise UpstreamError(f"/metrics answered {reply.status}")
+            gauges = await read_page(reply.body)
+            member.adapters = gauges.adapters
+        except asyncio.CancelledError:
+            signs.answered()  # nobody asks any more
+            raise
+        except TimeoutError:
+            self._failed(member, f"no answer within {self._timeout_s:g} s")
+        except (UpstreamError, BadExposition) as error:
+            if not isinstance(error, Silence):
                 signs.answered()
-                if reply.status != 200:
-                    raise UpstreamError(f"/metrics answered {reply.status}")
-                gauges = read_gauges(reply.body)
-                member.adapters = gauges.adapters
-            except asyncio.CancelledError:
-                signs.answered()  # nobody asks any more
-                raise
-            except TimeoutError:
-                self._failed(member, f"no answer within {self._timeout_s:g} s")
-            except (UpstreamError, BadExposition) as error:
-                if not isinstance(error, Silence):
-                    signs.answered()
-                self._failed(member, str(error))
-            else:
-                seen = Observation(
-                    observed_at_s=self._now_s(),
-                    running=gauges.running,
-                    waiting=gauges.waiting,
-                    kv_usage_ratio=gauges.kv_usage_ratio,
-                    preemptions=gauges.preemptions,
-                )
-                if self._is_to_be_asked(member):
-                    await self._ask_for_models(member)  # before it gets requests: some may be for other models
-                self._fleet.scraped(member, seen)
+            self._failed(member, str(error))
+        else:
+            seen = Observation(
+                observed_at_s=self._now_s(),
+                running=gauges.running,
+                waiting=gauges.waiting,
+                kv_usage_ratio=gauges.kv_usage_ratio,
+                preemptions=gauges.preemptions,
+            )
+            if self._is_to_be_asked(member):
+                await self._ask_for_models(member)  # before it gets requests: some may be for other models
+            self._fleet.scraped(member, seen)
+
+    async def _get(self, member: Member, path: str, limit_bytes: int) -> Collect:
+        """Raises `UpstreamError` and `TimeoutError`."""
+        async with asyncio.timeout(self._timeout_s):
+            return await self._pool.get(
+                member.endpoint.address, path, timeout_s=self._timeout_s, limit_bytes=limit_bytes
+            )
 
     def _is_to_be_asked(self, member: Member) -> bool:
         """Once; where adapters may be loaded and unloaded at run time, again and again, and at once for a new one."""
@@ -146,10 +159,12 @@ class Scraper:
     async def _ask_for_models(self, member: Member) -> None:
         member.asked_s = self._now_s()
         try:
-            reply = await self._pool.get(member.endpoint.address, "/v1/models", timeout_s=self._timeout_s)
-        except UpstreamError:
+            reply = await self._get(member, "/v1/models", model_card.MOST_BYTES)
+            card = read_card(reply.body, self._served) if reply.status == 200 else UNKNOWN
+        except TooLarge:
+            card = UNKNOWN
+        except (UpstreamError, TimeoutError):
             return  # the next scrape asks again
-        card = read_card(reply.body, self._served) if reply.status == 200 else UNKNOWN
         again, member.card = member.card is not None, card
         if not again and card.names and not set(card.names) & set(self._served):
             _log.warning(
@@ -157,8 +172,9 @@ class Scraper:
                 extra={"endpoint": member.endpoint.id, "serves": list(card.names), "served": list(self._served)},
             )
 
-    def _failed(self, member: Member, problem: str) -> None:
+    def _failed(self, member: Member, problem: str, fault: Exception | None = None) -> None:
         if member.liveness.failures == 0:
-            _log.warning("a scrape failed", extra={"endpoint": member.endpoint.id, "problem": problem})
+            extra = {"endpoint": member.endpoint.id, "problem": problem}
+            _log.warning("a scrape failed", extra=extra, exc_info=fault)
         self._fleet.scrape_failed(member, problem)
         self._on_failure(member)
