@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from ballast_api.recorded_traffic import merged
 from ballast_core.model import Request, RequestId
+from ballast_core.state.flights import Flights
+from ballast_core.state.ledger import Entry
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.traffic import BLOCK_BYTES, ROW_BYTES, Bounds, TrafficRecorder
 from ballast_sim.workloads import read_trace
@@ -137,6 +140,40 @@ def test_a_prompt_with_more_blocks_than_are_kept_stays_without_them() -> None:
     kept(record(90.0, hashes=(1, 2)))
     kept(record(91.0, hashes=(1, 2, 3, 4)))
     assert ["hash_ids" in row for row in rows(kept)] == [True, False]
+
+
+def test_new_bounds_hold_at_once() -> None:
+    """For what is there, too, and for good: what they exclude does not come back with wider ones."""
+    wide = Bounds(requests=1000, seconds=60.0, blocks=10_000)
+    kept = recorder()
+    for second in (90.0, 91.0, 92.0):
+        kept(record(second, hashes=(1, 2, 3)))
+    kept.bounds = replace(wide, blocks=2)
+    kept.bounds = wide
+    assert ["hash_ids" in row for row in rows(kept)] == [False] * 3
+    kept.bounds = replace(wide, requests=2)
+    assert len(kept) == 2
+    kept.bounds = replace(wide, seconds=7.0)  # they ended at 93 and 94, and it is 100
+    assert len(kept) == 2
+    kept.bounds = replace(wide, seconds=6.5)
+    assert len(kept) == 1
+    kept.bounds = replace(wide, seconds=0.0)
+    kept(record(95.0))
+    kept.bounds = wide
+    assert (len(kept), rows(kept)) == (0, [])
+
+
+@pytest.mark.parametrize(("blocks", "shown"), [(0, False), (2, False), (3, True)])
+def test_one_that_runs_shows_no_more_blocks_than_are_kept_of_one(blocks: int, shown: bool) -> None:
+    """And not whether it streams: nobody has told."""
+    asked = record(hashes=(1, 2, 3)).asked
+    assert asked is not None
+    running = Entry(asked, 99.0, Flights())
+    kept = TrafficRecorder(
+        Bounds(requests=10, seconds=60.0, blocks=blocks), now_s=lambda: 100.0, unix_s=0.0, running=lambda: [running]
+    )
+    [row] = rows(kept)
+    assert ("hash_ids" in row, "stream" in row, row["outcome"]) == (shown, False, "running")
 
 
 def test_a_window_is_the_last_seconds() -> None:

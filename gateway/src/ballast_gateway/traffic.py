@@ -49,7 +49,8 @@ class _Row(NamedTuple):
     block_size: int
     class_number: int
     priority: int
-    stream: bool
+    stream: bool | None
+    """None: not known, as it runs."""
     outcome: str
     first_token_s: float | None
     objective: str
@@ -89,8 +90,7 @@ class TrafficRecorder:
         unix_s: float,
         running: Callable[[], Iterable[Entry]] = tuple,
     ) -> None:
-        self.bounds = bounds
-        """From the next request on."""
+        self._bounds = bounds
         self._now_s = now_s
         self._unix_s = unix_s
         self._running = running
@@ -100,13 +100,11 @@ class TrafficRecorder:
 
     def __call__(self, record: RequestRecord) -> None:
         """Keep it, if it was a request for engines, and drop what is then too old or too much."""
-        asked, bounds = record.asked, self.bounds
+        asked, bounds = record.asked, self._bounds
         if asked is None or not bounds.seconds:
             return
-        hashes = asked.block_hashes
-        blocks = array("Q", hashes).tobytes() if 0 < len(hashes) <= bounds.blocks else b""
-        rows = self._rows
-        rows.append(
+        blocks = self._blocks_of(asked)
+        self._rows.append(
             _Row(
                 record.arrived_s,
                 record.ended_s,
@@ -126,9 +124,34 @@ class TrafficRecorder:
             )
         )
         self._blocks += len(blocks) // BLOCK_BYTES
-        oldest_s = record.ended_s - bounds.seconds
-        while len(rows) > bounds.requests or self._blocks > bounds.blocks or rows[0].ended_s < oldest_s:
+        self._drop(record.ended_s - bounds.seconds)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What is kept at most. What is then too old or too much is dropped at once."""
+        return self._bounds
+
+    @bounds.setter
+    def bounds(self, bounds: Bounds) -> None:
+        self._bounds, most_bytes = bounds, bounds.blocks * BLOCK_BYTES
+        if bounds.seconds:
+            rows = [row if len(row.blocks) <= most_bytes else row._replace(blocks=b"") for row in self._rows]
+        else:
+            rows = []
+        self._rows = deque(rows)
+        self._blocks = sum(len(row.blocks) for row in rows) // BLOCK_BYTES
+        self._drop(self._now_s() - bounds.seconds)
+
+    def _drop(self, oldest_s: float) -> None:
+        """Those that ended before, and the oldest ones beyond the bounds."""
+        rows, bounds = self._rows, self._bounds
+        while rows and (len(rows) > bounds.requests or self._blocks > bounds.blocks or rows[0].ended_s < oldest_s):
             self._blocks -= len(rows.popleft().blocks) // BLOCK_BYTES
+
+    def _blocks_of(self, asked: Request) -> bytes:
+        """The 64-bit hashes; empty if these alone are more than are kept."""
+        hashes = asked.block_hashes
+        return array("Q", hashes).tobytes() if 0 < len(hashes) <= self._bounds.blocks else b""
 
     def _class_number(self, asked: Request) -> int:
         """Classes are few: `traffic_classes` bounds them."""
@@ -140,7 +163,7 @@ class TrafficRecorder:
     @property
     def most_bytes(self) -> int:
         """Memory that the kept requests take at most."""
-        return self.bounds.requests * ROW_BYTES + self.bounds.blocks * BLOCK_BYTES
+        return self._bounds.requests * ROW_BYTES + self._bounds.blocks * BLOCK_BYTES
 
     def trace(
         self, *, seconds: float | None = None, limit: int | None = None, key: bytes | None = None
@@ -150,9 +173,9 @@ class TrafficRecorder:
         With a `key` (16 to 64 bytes) the lines are named rows (`ballast_api.recorded_traffic`). Which ones is decided
         now; the lines are made as they are taken, on any thread.
         """
-        since_s = self._now_s() - min(self.bounds.seconds, float("inf") if seconds is None else seconds)
+        since_s = self._now_s() - min(self._bounds.seconds, float("inf") if seconds is None else seconds)
         rows = [row for row in self._rows if row.arrived_s >= since_s]
-        if self.bounds.seconds:
+        if self._bounds.seconds:
             rows += [self._so_far(entry) for entry in self._running() if entry.arrived_s >= since_s]
         naming = None
         if key is not None:
@@ -168,11 +191,11 @@ class TrafficRecorder:
             0,
             entry.generated_tokens,
             asked.max_output_tokens,
-            array("Q", asked.block_hashes).tobytes(),
+            self._blocks_of(asked),
             asked.block_size,
             self._class_number(asked),
             asked.priority,
-            False,
+            None,
             "running",
             None,
             "",
@@ -241,7 +264,10 @@ def _line(row: _Row, blocks: list[int], ratio: float, unix_s: float) -> dict[str
     if len(blocks):
         size = max(1, round(row.block_size * ratio))
         line |= {"hash_ids": blocks[: -(-input_tokens // size)], "block_size": size}
-    line |= {"class": row.class_number, "priority": row.priority, "stream": row.stream, "outcome": row.outcome}
+    line |= {"class": row.class_number, "priority": row.priority}
+    if row.stream is not None:
+        line["stream"] = row.stream
+    line["outcome"] = row.outcome
     if row.first_token_s is not None:
         line["ttft_s"] = round(row.first_token_s - row.arrived_s, 6)
     if row.outcome != "running":
