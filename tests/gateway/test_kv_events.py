@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import zmq
+import zmq.asyncio
 
 from ballast_api.gateway_settings import KvEvents
 from ballast_cli.demo.ports import free_ports
@@ -29,6 +31,7 @@ from ballast_core.model.events import CacheReported, CacheReportsBegun, CacheRep
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway.observe.fleet import Member
 from ballast_gateway.observe.kv_events import KvEventStreams
+from ballast_gateway.observe.kv_inbox import Inbox, Room
 from ballast_sim.engine import TokenContent
 from ballast_sim.engine_sim.options import KvEventsConfig
 from ballast_sim.engine_sim.server import EngineSimServer
@@ -232,8 +235,8 @@ class Listener:
             case CacheReportsEnded():
                 self.index.end(event.endpoint_id)
 
-    def publisher(self, *, repeats: bool = True) -> ScriptedPublisher:
-        return ScriptedPublisher(self.host, *self.ports, repeats=repeats)
+    def publisher(self, **more: Any) -> ScriptedPublisher:
+        return ScriptedPublisher(self.host, *self.ports, **more)
 
     def known(self) -> ReportedCache:
         known = self.index.known(E)
@@ -412,6 +415,63 @@ async def test_a_flood_is_bounded() -> None:
             publisher.send(100, batch(stored([1], [1] * 4)))
             await until(lambda: listener.streams.counts.batches > 100)
             assert len(listener.index) <= 100
+        finally:
+            publisher.close()
+
+
+async def test_large_batches_wait_at_the_engine_and_not_here() -> None:
+    """While the loop reads none: 32 that wait, and what the connection holds."""
+    async with listening() as listener:
+        publisher = listener.publisher(waiting=1)
+        try:
+            await connected(listener)
+            taken = publisher.send_until_none_is_taken(b"", bytes(8), bytes(1 << 20), most=150)
+            assert 32 <= taken < 150
+        finally:
+            publisher.close()
+
+
+async def test_what_is_repeated_is_taken_off_the_wire_before_it_is_read() -> None:
+    """The engine drops what finds no place on its way. There is room for 20 MB here; beyond it the rest waits there."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        for socket, option in ((router, zmq.SNDHWM), (dealer, zmq.RCVHWM)):
+            socket.setsockopt(option, 1)
+            socket.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # it waits where vLLM's drops
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        await dealer.send(b"all")
+        client, _ = await router.recv_multipart()
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            for _ in range(400):
+                await router.send_multipart((client, bytes(100_000)))
+                sent += 1
+
+        room = Room(20_000_000)
+        sending = asyncio.create_task(send())
+        async with Inbox(dealer, room) as inbox:
+            await until(lambda: not room.left)
+            await asyncio.sleep(0.2)
+            assert 200 <= sent < 400
+            never = asyncio.get_running_loop().create_future()
+            for _ in range(400):
+                assert await inbox.comes(unless=never, timeout_s=20.0)
+                assert inbox.pop() == [bytes(100_000)]
+            await sending
+        assert room.left
+
+
+async def test_replays_beyond_the_room_for_all_wait_until_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one batch: each is read before the next one comes, and none is lost where the engine has room."""
+    monkeypatch.setattr("ballast_gateway.observe.kv_events._REPLAYED_BYTES", 1)
+    async with listening() as listener:
+        publisher = listener.publisher()
+        try:
+            publisher.kept |= {number: batch(stored([number], [number] * 4)) for number in range(100)}
+            await until(lambda: listener.known().complete)
+            assert len(listener.index) == 100
         finally:
             publisher.close()
 

@@ -31,16 +31,21 @@ from ballast_gateway.http.client import split_address
 from ballast_gateway.observe.fleet import Member
 from ballast_gateway.observe.kv_batches import BadBatch, BatchReader
 from ballast_gateway.observe.kv_counts import KvCounts
+from ballast_gateway.observe.kv_inbox import Inbox, Room
 
 _log = logging.getLogger(__name__)
 
 _MOST_BYTES = 4 * 1024 * 1024
 """Of one batch: a prompt of a million tokens fits."""
-_WAITING = 1000
-"""Batches that wait in the socket; more are lost, which is a gap."""
+_WAITING = 32
+"""Batches that wait in the socket; more wait in the connection and at the engine (vLLM: 100,000)."""
+_REPLAYED = 128
+"""The same for a replay, of which the engine drops what cannot wait."""
+_REPLAYED_BYTES = 128 * 1024 * 1024
+"""Of all replays together, that wait to be read; more are lost, which is a gap."""
 _REPLAY_S = 5.0
 """Seconds without an answer until a replay counts as failed. vLLM looks at that port ten times a second."""
-_OLD = _WAITING
+_OLD = 1000
 """Batches with numbers that have been, in a row, after which the engine is taken for restarted."""
 _SAY_EVERY_S = 10.0
 _SHARE = 5
@@ -59,6 +64,7 @@ class KvEventStreams:
         self._settings = settings
         self._feed = feed
         self._context = zmq.asyncio.Context()
+        self._room = Room(_REPLAYED_BYTES)
         self._streams: dict[EndpointId, tuple[Member, list[_Stream]]] = {}
 
     def sync(self, members: dict[EndpointId, Member]) -> None:
@@ -76,7 +82,15 @@ class KvEventStreams:
                 self._streams[endpoint_id] = member, streams
 
     def _stream(self, member: Member, rank: int) -> _Stream:
-        return _Stream(self._context, member, rank, settings=self._settings, feed=self._feed, counts=self.counts)
+        return _Stream(
+            self._context,
+            member,
+            rank,
+            settings=self._settings,
+            feed=self._feed,
+            counts=self.counts,
+            room=self._room,
+        )
 
     def connected(self, endpoint_id: EndpointId) -> bool:
         """Whether every rank of the endpoint is connected."""
@@ -105,6 +119,7 @@ class _Stream:
         settings: KvEvents,
         feed: Callable[[Event], None],
         counts: KvCounts,
+        room: Room,
     ) -> None:
         host, _ = split_address(member.endpoint.address)
         self._host = f"[{host}]" if ":" in host else host
@@ -114,6 +129,7 @@ class _Stream:
         self._context = context
         self._feed = feed
         self._counts = counts
+        self._room = room
         self._reader = BatchReader()
         self._next: int | None = None
         """The number of the next batch; None: any, as it is not known what has been."""
@@ -142,11 +158,11 @@ class _Stream:
             self.connected = False
             await asyncio.sleep(_AGAIN_S)
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        """A bounded socket, not connected yet."""
+    def _socket(self, kind: int, waiting: int) -> zmq.asyncio.Socket:
+        """A socket in which so many messages wait at most, not connected yet."""
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.RCVHWM, _WAITING)
+        made.setsockopt(zmq.RCVHWM, waiting)
         made.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
         made.setsockopt(zmq.RECONNECT_IVL, 100)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
@@ -159,7 +175,7 @@ class _Stream:
         return f"tcp://{self._host}:{port + self._rank}"
 
     async def _listen(self) -> None:
-        events = self._socket(zmq.SUB)
+        events = self._socket(zmq.SUB, _WAITING)
         watching: list[asyncio.Future[Any]] = []
         try:
             events.setsockopt_string(zmq.SUBSCRIBE, self._settings.topic)
@@ -232,42 +248,44 @@ class _Stream:
 
         False if nothing could be gone on from.
         """
-        anew, missed, begun = first == 0, self._next, False
-        repeats = self._socket(zmq.DEALER)
+        repeats = self._socket(zmq.DEALER, _REPLAYED)
         try:
             repeats.connect(self._address(self._settings.replay_port))
             await repeats.send_multipart([b"", first.to_bytes(8, "big")])
-            for _ in range(_MOST_REPLAYED):
-                coming = asyncio.ensure_future(repeats.recv_multipart())
-                either: set[asyncio.Future[Any]] = {coming, self._lost}
-                await asyncio.wait(either, timeout=_REPLAY_S, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
-                    break
-                frames = coming.result()
-                if len(frames) != 4 or len(frames[2]) != 8:
-                    break
-                number, payload = int.from_bytes(frames[2], "big", signed=True), frames[3]
-                if number < 0:
-                    return self._replayed(anew=anew, begun=begun, missed=missed)
-                if not begun:
-                    begun = True
-                    if not anew:
-                        if number != first or _digest(payload) != self._last:
-                            return False
-                        continue
-                    if number:
-                        self._missed(f"what it repeats begins with batch {number}")
-                    else:
-                        self._begin(READING)
-                elif number != self._next:
-                    self._missed("what it repeats has gaps")
-                await self._take(number, payload)
+            async with Inbox(repeats, self._room) as inbox:
+                told = await self._repeated(inbox, first)
         finally:
             repeats.close()
-        if anew:
+        if told is None and first == 0:
             self._missed("its connection broke" if self._lost.done() else "it does not repeat its events")
-        return False
+        return told or False
+
+    async def _repeated(self, inbox: Inbox, first: int) -> bool | None:
+        """As `_replay`; None where it ends before its end."""
+        anew, missed, begun = first == 0, self._next, False
+        for _ in range(_MOST_REPLAYED):
+            if not await inbox.comes(unless=self._lost, timeout_s=_REPLAY_S):
+                break
+            frames = inbox.pop()
+            if frames is None or len(frames) != 4 or len(frames[2]) != 8:
+                break
+            number, payload = int.from_bytes(frames[2], "big", signed=True), frames[3]
+            if number < 0:
+                return self._replayed(anew=anew, begun=begun, missed=missed)
+            if not begun:
+                begun = True
+                if not anew:
+                    if number != first or _digest(payload) != self._last:
+                        return False
+                    continue
+                if number:
+                    self._missed(f"what it repeats begins with batch {number}")
+                else:
+                    self._begin(READING)
+            elif number != self._next:
+                self._missed("what it repeats has gaps")
+            await self._take(number, payload)
+        return None
 
     def _replayed(self, *, anew: bool, begun: bool, missed: int | None) -> bool:
         """All that it had to repeat has come."""
