@@ -105,6 +105,7 @@ def test_llm_ds_deployments_become_pools_by_role() -> None:
     assert "--max-num-seqs 1024" in said(adopted, "pool prefill: limits")
     assert "old Services" in said(adopted, "pool prefill: labels")
     assert "import endpoint-picker-config" in said(adopted, "its picker")
+    assert "the target EnginePool llama-decode" in said(adopted, "HorizontalPodAutoscaler decode")
     assert "left" in said(adopted, "Deployment web")
     steps = "\n".join(adopted.steps)
     assert "kind: InferencePool, name: llama-gateway}" in steps

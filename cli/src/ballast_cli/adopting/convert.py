@@ -63,7 +63,7 @@ def adopt(objects: Sequence[Manifest], *, name: str | None = None, namespace: st
     shipped = {each: spec_of(profile) for each, profile in SHIPPED_PROFILES.items()}
     pools = [Pool(engine, pool, hardware_of(engine, given, shipped)) for engine, pool in _named(engines)]
     spec: Manifest = {"model": _model(pools, findings), "engine": _engine(pools, objects, findings), "pools": []}
-    spec["pools"] = [_entry(pool, spec["engine"], objects, findings) for pool in pools]
+    spec["pools"] = [_entry(pool, called, spec["engine"], objects, findings) for pool in pools]
     gateway = gateway_of(objects, pools, findings)
     if gateway:
         spec["gateway"] = gateway
@@ -238,7 +238,9 @@ def _beside(engine: Engine) -> list[Manifest]:
     return [each for each in containers if each["name"] != engine.container["name"]]
 
 
-def _entry(pool: Pool, engine: Manifest, objects: Sequence[Manifest], findings: list[Finding]) -> Manifest:
+def _entry(
+    pool: Pool, serving_pool: str, engine: Manifest, objects: Sequence[Manifest], findings: list[Finding]
+) -> Manifest:
     deployment, container = pool.engine.deployment, pool.engine.container
     fit = "guessed" if pool.hardware.guessed else "same"
     findings.append(Finding(fit, f"pool {pool.name}: hardware", f"{pool.hardware.name}: {pool.hardware.said}"))
@@ -249,7 +251,8 @@ def _entry(pool: Pool, engine: Manifest, objects: Sequence[Manifest], findings: 
     else:
         least = max(int(scaler["spec"].get("minReplicas", 1)), 1)
         entry["autoscaling"] = {"minReplicas": least, "maxReplicas": int(scaler["spec"]["maxReplicas"])}
-        said = "its bounds; its metric is not read: point it at the new Deployment, or set ratio.mode"
+        target = names.pool_object_name(serving_pool, pool.name)
+        said = f"its bounds; its metric is not read: give one like it the target EnginePool {target}, or set ratio.mode"
         findings.append(Finding("differs", f"HorizontalPodAutoscaler {scaler['metadata']['name']}", said))
     tensor = pool.engine.tensor_parallel_size
     if pool.hardware.spec is None or tensor != pool.hardware.spec.gpus:
