@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from ballast_api.gateway_settings import Limits
 from ballast_core.model import Role
 from ballast_gateway.agent.command import main, read
 from ballast_gateway.agent.settings import BadSetting
@@ -78,6 +81,9 @@ def test_a_sidecar_is_set_by_its_environment_and_flags_win() -> None:
         ([], REQUIRED | {"POD_NAME": "a/b"}, "--name"),
         (["--engine", "8200"], REQUIRED, "--engine"),
         (["--engine", "localhost:0"], REQUIRED, "--engine"),
+        (["--engine", "127.0.0.1:8200:1"], REQUIRED, "--engine"),
+        (["--engine", "fd00::7:8200"], REQUIRED, "--engine"),
+        (["--address", "10.0.0.7:8000/"], REQUIRED, "--address"),
         (["--port", "-1"], REQUIRED, "--port"),
         (["--port", "70000"], REQUIRED, "--port"),
         (["--pod-api-port", "x"], REQUIRED, "--pod-api-port"),
@@ -95,15 +101,50 @@ def test_wrong_settings_name_their_flag(arguments: list[str], environment: dict[
         read(arguments, environment)
 
 
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--prefill-timeout", "prefillTimeoutS"),
+        ("--idle-timeout", "idleTimeoutS"),
+        ("--drain-timeout", "drainTimeoutS"),
+        ("--max-body-mib", "maxBodyBytes"),
+    ],
+)
+def test_bounds_are_those_of_the_gateways_limits(flag: str, field: str) -> None:
+    """What would refuse every request is refused at the start, by both."""
+    with pytest.raises(ValidationError, match=field):
+        Limits.model_validate({field: 0})
+    with pytest.raises(BadSetting, match=flag.replace("-", "[-]")):
+        read([flag, "0"], REQUIRED)
+    Limits.model_validate({field: 1})
+    read([flag, "1"], REQUIRED)
+
+
+@pytest.mark.parametrize("flag", ["--port", "--pod-api-port"])
+def test_a_port_that_is_taken_is_named_with_its_flag(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and status 2."""
+    (tmp_path / "token").write_bytes(TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"--port": "0", "--pod-api-port": "0", flag: str(taken.getsockname()[1])}
+        arguments = [word for each in ports.items() for word in each]
+        environment = REQUIRED | {"BALLAST_TOKEN_FILE": str(tmp_path / "token")}
+        assert main(["--host", "127.0.0.1", "--address", "h:1", *arguments], environment) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{flag} {ports[flag]}")
+
+
 def test_a_token_file_that_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Missing, or too short a token."""
+    """Missing, or too short a token: the flag, the file, and what it is to hold."""
     short = tmp_path / "token"
     short.write_text("short")
     for file in (tmp_path / "none", short):
         arguments = ["--port", "0", "--pod-api-port", "0", "--address", "h:1"]
         assert main(arguments, REQUIRED | {"BALLAST_TOKEN_FILE": str(file)}) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert str(file) in line
+        assert line.startswith(f"--token-file: {file}: ")
+        assert "one a line" in line or "one token a line" in line
 
 
 async def test_on_sigterm_running_streams_end_first(tmp_path: Path) -> None:

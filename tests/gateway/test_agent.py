@@ -292,6 +292,19 @@ async def test_a_large_planned_body_is_read_on_the_thread(tmp_path: Path) -> Non
         assert at.agent.face.clients.held_bytes == 0
 
 
+@pytest.mark.parametrize(("length", "limit"), [(3000, 2000), (9000, 6000)])
+async def test_a_body_that_is_too_large_names_the_agents_flag(tmp_path: Path, length: int, limit: int) -> None:
+    """An agent has no `limits` of a gateway's settings; nor has its pod API."""
+    body = {**BODY, "user": "x" * length}
+    most: dict[str, Any] = {"max_body_bytes": 6000, "max_text_body_bytes": 2000}
+    async with scripted_engine(whole_script) as engine, running_agent(tmp_path, engine.address, **most) as at:
+        answer = await ask(at, body, plan_header(plan(at.place)))
+        said = assert_openai_error(answer)["message"]
+        assert (answer.status, f"{limit} bytes, this agent's --max-body-mib" in said) == (413, True), said
+        refused = await call(at.pod_api, "POST", messages.LEAVE, b" " * (64 * 1024 + 1))
+        assert (refused.status, "the pod API's bound" in refused.json()["error"]["message"]) == (413, True)
+
+
 # --- orders ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_gateway.clients import Clients
-from ballast_gateway.errors import internal_error
+from ballast_gateway.errors import GATEWAY_LIMITS, internal_error
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, WrongAnswer
 
@@ -50,6 +50,7 @@ class Face:
     max_header_bytes = max_body_bytes = max_text_body_bytes = 1 << 16
     request_timeout_s = body_timeout_s = keep_alive_timeout_s = client_stall_timeout_s = 60.0
     min_body_bytes_per_s = 1
+    body_limit_names = GATEWAY_LIMITS
     closing = False
     cors = None
 

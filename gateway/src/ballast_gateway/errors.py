@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ballast_core.model import RejectReason
 
@@ -89,14 +89,26 @@ def model_not_found(model: str, served: Iterable[str]) -> ApiError:
     )
 
 
-def body_too_large(limit_bytes: int, setting: str = "maxBodyBytes") -> ApiError:
-    """More body than this field of `limits` allows: 413."""
-    without = " without images or other media" if setting == "maxTextBodyBytes" else ""
+class BodyLimitNames(NamedTuple):
+    """What refusals call the bounds on bodies, so that whoever runs the process knows what to set."""
+
+    whole: str
+    """Of any body."""
+    text: str
+    """Of one without images or other media."""
+
+
+GATEWAY_LIMITS: Final = BodyLimitNames("this gateway's limits.maxBodyBytes", "this gateway's limits.maxTextBodyBytes")
+
+
+def body_too_large(limit_bytes: int, limit_name: str = GATEWAY_LIMITS.whole, *, text: bool = False) -> ApiError:
+    """More body than a limit allows; `text`: than one for bodies without media: 413."""
+    without = " without images or other media" if text else ""
     return ApiError(
         status=413,
         type="invalid_request_error",
         code="body-too-large",
-        message=f"the request body{without} is larger than {limit_bytes} bytes, this gateway's limits.{setting}",
+        message=f"the request body{without} is larger than {limit_bytes} bytes, {limit_name}",
     )
 
 

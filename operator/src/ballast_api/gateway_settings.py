@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ballast_api import names
+from ballast_api.addresses import is_address
 from ballast_api.common import (
     HEADER_NAME,
     ApiModel,
@@ -46,12 +47,10 @@ from ballast_core.model.canary import Canary
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 LAST_BYTES_S = 2.0
 """How long clients may take for the last bytes of their answers when the gateway ends."""
-ADDRESS = r"^(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]+):[0-9]{1,5}$"
 
 
 def _address(value: str) -> str:
-    port = value.rpartition(":")[2]
-    if not re.match(ADDRESS, value) or not 0 < int(port) <= 65535:
+    if not is_address(value):
         raise PydanticCustomError("address", "must be host:port, an IPv6 host in brackets, the port from 1 to 65535")
     return value
 

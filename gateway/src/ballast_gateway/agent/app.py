@@ -7,6 +7,8 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ballast_gateway.agent.face import AgentFace
@@ -33,10 +35,10 @@ class Agent:
     """One agent: `start` it, let it run, `drain` it, `close` it."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `OSError`, `BadSetting` where traces cannot be had, `ValueError` where the token file has no token."""
+        """Raises `BadSetting` where the token file has no token, or traces cannot be had."""
         loop = asyncio.get_running_loop()
         self.settings = settings
-        tokens = TokenFile(settings.token_file, time.monotonic)
+        tokens = _tokens_of(settings.token_file)
         self.places = Places(name=settings.name, address=settings.address, engine=settings.engine)
         self.feed = Feed(
             loop, holder=settings.name, incarnation=secrets.token_hex(8), holds="agent", endpoint=settings.name
@@ -49,10 +51,12 @@ class Agent:
         self.ports: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Open the listeners. Raises `OSError`."""
+        """Open the listeners. Raises `BadSetting`."""
         settings = self.settings
-        self.ports["pod_api"] = await self.pod_api.listen(settings.pod_api_host, settings.pod_api_port)
-        self.ports["openai"] = await self.face.listen(settings.host, settings.port)
+        with _of_flags("--pod-api-port", settings.pod_api_host, settings.pod_api_port):
+            self.ports["pod_api"] = await self.pod_api.listen(settings.pod_api_host, settings.pod_api_port)
+        with _of_flags("--port", settings.host, settings.port):
+            self.ports["openai"] = await self.face.listen(settings.host, settings.port)
         self._watching.start()
         _log.info("listening", extra={"event": "listening", "ports": self.ports, "engine": settings.engine})
 
@@ -96,3 +100,23 @@ class Agent:
             cut_off=self.feed.cut_off,
             refused_calls=self.pod_api.refusals,
         )
+
+
+def _tokens_of(path: Path) -> TokenFile:
+    """Raises `BadSetting`."""
+    try:
+        return TokenFile(path, time.monotonic)
+    except OSError as error:
+        said = f"--token-file: {path}: {error.strerror}; give the file with the fleet's tokens, one a line"
+        raise BadSetting(said) from error
+    except ValueError as error:
+        raise BadSetting(f"--token-file: {error}") from error
+
+
+@contextlib.contextmanager
+def _of_flags(flag: str, host: str, port: int) -> Iterator[None]:
+    """An `OSError` of a listener becomes a `BadSetting`."""
+    try:
+        yield
+    except OSError as error:
+        raise BadSetting(f"{flag} {port} of --host {host}: {error.strerror or error}; choose others") from error

@@ -19,7 +19,7 @@ import uvloop
 
 from ballast_gateway import logs
 from ballast_gateway.agent.app import Agent
-from ballast_gateway.agent.settings import MEBIBYTE, AgentSettings, BadSetting
+from ballast_gateway.agent.settings import MEBIBYTE, MOST_TEXT_MIB, AgentSettings, BadSetting
 
 _log = logging.getLogger(__name__)
 _LEVELS = ("debug", "info", "warning", "error")
@@ -62,7 +62,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Agen
         prefill_timeout_s=given.prefill_timeout,
         idle_timeout_s=given.idle_timeout,
         max_body_bytes=given.max_body_mib * MEBIBYTE,
-        max_text_body_bytes=min(8, given.max_body_mib) * MEBIBYTE,
+        max_text_body_bytes=min(MOST_TEXT_MIB, given.max_body_mib) * MEBIBYTE,
         trace_endpoint=given.trace_endpoint,
     )
     return settings, given.log_level

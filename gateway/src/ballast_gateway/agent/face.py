@@ -19,9 +19,16 @@ from ballast_gateway.agent.metrics import Counts
 from ballast_gateway.agent.passing import CONTROL, Links
 from ballast_gateway.agent.places import Places
 from ballast_gateway.agent.planned import PlannedTicket, plan_of_llmd, request_of
-from ballast_gateway.agent.settings import AgentSettings
+from ballast_gateway.agent.settings import MOST_TEXT_MIB, AgentSettings
 from ballast_gateway.clients import Clients, Held
-from ballast_gateway.errors import ApiError, gateway_shutdown, internal_error, invalid_request, not_found
+from ballast_gateway.errors import (
+    ApiError,
+    BodyLimitNames,
+    gateway_shutdown,
+    internal_error,
+    invalid_request,
+    not_found,
+)
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
@@ -85,6 +92,9 @@ class AgentFace:
     """Serves on one listener. Also what `AgentConnection` calls its server."""
 
     max_header_bytes = 64 * 1024
+    body_limit_names = BodyLimitNames(
+        "this agent's --max-body-mib", f"this agent's --max-body-mib, {MOST_TEXT_MIB} at most without media"
+    )
     request_timeout_s = 30.0
     body_timeout_s = 300.0
     min_body_bytes_per_s = 1024

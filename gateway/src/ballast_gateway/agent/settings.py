@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_gateway.http.client import split_address
+from ballast_api.addresses import is_address
 
 MEBIBYTE = 1024 * 1024
+MOST_TEXT_MIB = 8
+"""Of a held request without media in it, whatever `--max-body-mib` says."""
 
 
 class BadSetting(ValueError):
@@ -16,7 +18,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Times are in seconds. Defaults are those of the gateway's limits."""
+    """Times are in seconds. Defaults and bounds are those of the gateway's limits."""
 
     token_file: Path
     name: str
@@ -36,7 +38,7 @@ class AgentSettings:
     connect_timeout_s: float = 5.0
     max_body_bytes: int = 16 * MEBIBYTE
     """Of a held request with media in it."""
-    max_text_body_bytes: int = 8 * MEBIBYTE
+    max_text_body_bytes: int = MOST_TEXT_MIB * MEBIBYTE
     """Of a held request without."""
     max_bodies_bytes: int = 256 * MEBIBYTE
     """Memory of all held requests' bodies, as estimated."""
@@ -49,11 +51,7 @@ class AgentSettings:
             if not 0 <= port < 65536:
                 raise BadSetting(f"{flag}: must be a port from 0 (any free one) to 65535, not {port}")
         for flag, value in (("--engine", self.engine), ("--address", self.address)):
-            try:
-                host, port = split_address(value)
-            except ValueError:
-                host, port = "", 0
-            if not host or not 0 < port < 65536:
+            if not is_address(value):
                 raise BadSetting(f"{flag}: must be HOST:PORT with an IPv6 host in brackets, not {value!r}")
         if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
             raise BadSetting(f"--trace-endpoint: must be http://HOST:PORT or https://..., not {self.trace_endpoint!r}")
@@ -64,5 +62,7 @@ class AgentSettings:
             ("--prefill-timeout", self.prefill_timeout_s),
             ("--idle-timeout", self.idle_timeout_s),
         ):
-            if not 0 <= seconds < float("inf"):
-                raise BadSetting(f"{flag}: must be seconds of 0 or more, not {seconds:g}")
+            if not 0 < seconds < float("inf"):
+                raise BadSetting(f"{flag}: must be seconds above 0, not {seconds:g}")
+        if self.max_body_bytes <= 0:
+            raise BadSetting(f"--max-body-mib: must be 1 or more, not {self.max_body_bytes // MEBIBYTE}")

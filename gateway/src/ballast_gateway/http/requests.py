@@ -14,7 +14,9 @@ from typing import Final
 import httptools
 
 from ballast_gateway.errors import (
+    GATEWAY_LIMITS,
     ApiError,
+    BodyLimitNames,
     body_encoded,
     body_too_large,
     headers_too_large,
@@ -59,7 +61,14 @@ class RequestReader:
     Bodies may have `max_text_body_bytes`, and up to `max_body_bytes` where they hold media.
     """
 
-    def __init__(self, *, max_header_bytes: int, max_body_bytes: int, max_text_body_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_header_bytes: int,
+        max_body_bytes: int,
+        max_text_body_bytes: int | None = None,
+        limit_names: BodyLimitNames = GATEWAY_LIMITS,
+    ) -> None:
         self.requests: deque[HttpRequest] = deque()
         self.error: ApiError | None = None
         self.reading = Reading.NOTHING
@@ -70,6 +79,7 @@ class RequestReader:
         self._max_text_bytes = (
             max_body_bytes if max_text_body_bytes is None else min(max_text_body_bytes, max_body_bytes)
         )
+        self._limit_names = limit_names
         self._most_bytes = self._max_text_bytes
         """Of this body, as far as it has come."""
         self.bodies = 0
@@ -151,7 +161,7 @@ class RequestReader:
             if self._quiet_bytes > self._max_header_bytes:
                 self.refuse(headers_too_large(self._max_header_bytes))
             if self._raw_bytes > _RAW_BODY_FACTOR * self._max_body_bytes + self._max_header_bytes:
-                self.refuse(body_too_large(self._max_body_bytes))
+                self.refuse(body_too_large(self._max_body_bytes, self._limit_names.whole))
 
     def refuse(self, error: ApiError) -> None:
         """Take nothing more."""
@@ -213,11 +223,11 @@ class RequestReader:
     def _check_media(self) -> None:
         """At the limit for text."""
         if self.body_bytes > self._max_body_bytes:
-            self.refuse(body_too_large(self._max_body_bytes))
+            self.refuse(body_too_large(self._max_body_bytes, self._limit_names.whole))
         elif may_hold_media(self._body):
             self._most_bytes = self._max_body_bytes
         else:
-            self.refuse(body_too_large(self._max_text_bytes, "maxTextBodyBytes"))
+            self.refuse(body_too_large(self._max_text_bytes, self._limit_names.text, text=True))
 
     def on_message_complete(self) -> None:
         if self.error is not None or self._upgrading or self._last:
@@ -240,7 +250,7 @@ class RequestReader:
             if len(value) <= 20 and value.isdigit():
                 self.announced_bytes = int(value)
                 if self.announced_bytes > self._max_body_bytes:
-                    self.refuse(body_too_large(self._max_body_bytes))
+                    self.refuse(body_too_large(self._max_body_bytes, self._limit_names.whole))
         elif name == b"transfer-encoding":
             self._codings += 1
             if value.strip().lower() != b"chunked" or self._codings > 1:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Protocol, cast
 
 from ballast_gateway.clients import Clients, Held
-from ballast_gateway.errors import ApiError, request_timeout
+from ballast_gateway.errors import ApiError, BodyLimitNames, request_timeout
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
 
@@ -49,6 +49,8 @@ class Server(Protocol):
     max_header_bytes: int
     max_body_bytes: int
     max_text_body_bytes: int
+    body_limit_names: BodyLimitNames
+    """What refusals call these two."""
     request_timeout_s: float
     body_timeout_s: float
     min_body_bytes_per_s: int
@@ -92,6 +94,7 @@ class ClientConnection(asyncio.Protocol):
             max_header_bytes=server.max_header_bytes,
             max_body_bytes=server.max_body_bytes,
             max_text_body_bytes=server.max_text_body_bytes,
+            limit_names=server.body_limit_names,
         )
         self._held: Held | None = None
         """What lies in the reader, if anything does between two reads."""

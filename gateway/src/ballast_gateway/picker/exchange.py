@@ -339,7 +339,7 @@ class Exchange:
         if most is None or not self._size - len(message.body) <= most < self._size or not is_json_path(self.path):
             return
         if not may_hold_media(self._chunks):
-            raise InvalidRequest(errors.body_too_large(most, "maxTextBodyBytes"))
+            raise InvalidRequest(errors.body_too_large(most, errors.GATEWAY_LIMITS.text, text=True))
 
     def _read(self, prompts: PromptReader | None = None) -> BodyFacts:
         headers = NO_HEADERS if self._headers is None else self._headers

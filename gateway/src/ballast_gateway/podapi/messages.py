@@ -16,8 +16,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ballast_api.addresses import is_address
 from ballast_core.model.endpoints import Role
-from ballast_gateway.http.client import split_address
 from ballast_gateway.podapi.plan import Place, key_of
 
 STATE: Final = "/ballast/v1/state"
@@ -404,14 +404,5 @@ def _check(inventory: Inventory) -> None:
         before = at.setdefault(listed.id, number)
         if before != number:
             raise BadMessage(f"endpoints[{number}].id: {listed.id[:200]!r} is that of endpoints[{before}], too")
-        if not _is_address(listed.address):
+        if not is_address(listed.address):
             raise BadMessage(f"endpoints[{number}].address: must be HOST:PORT, not {listed.address[:200]!r}")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        host, port = split_address(text)
-    except ValueError:
-        return False
-    plain = text.isascii() and text.isprintable() and " " not in text  # it also stands in heads
-    return plain and bool(host) and 0 < port < 1 << 16

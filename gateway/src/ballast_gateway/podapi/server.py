@@ -17,6 +17,7 @@ from ballast_api.signatures import PROOF, RECIPIENT, NotSigned
 from ballast_gateway.clients import Clients
 from ballast_gateway.errors import (
     ApiError,
+    BodyLimitNames,
     body_too_large,
     gateway_shutdown,
     internal_error,
@@ -49,6 +50,7 @@ READY: Final = "/ballast/v1/ready"
 METRICS: Final = "/ballast/v1/metrics"
 MOST_BODY_BYTES: Final = 64 * 1024
 MOST_INVENTORY_BYTES: Final = 16 * 1024 * 1024
+_LIMITS: Final = BodyLimitNames("the pod API's bound", "the pod API's bound")
 _MOST_BYTES: Final = 4 * MOST_INVENTORY_BYTES
 """Of bodies in all connections."""
 _MOST_CONNECTIONS: Final = 64
@@ -102,6 +104,7 @@ class PodApiServer:
     max_header_bytes = 16 * 1024
     max_body_bytes = MOST_INVENTORY_BYTES
     max_text_body_bytes = MOST_INVENTORY_BYTES
+    body_limit_names = _LIMITS
     request_timeout_s = 5.0
     body_timeout_s = 30.0
     min_body_bytes_per_s = 64 * 1024
@@ -250,7 +253,7 @@ class PodApiServer:
     def _ordered(self, target: str, body: bytes) -> _Answer:
         kind, carry_out = _ORDERS[target]
         if len(body) > MOST_BODY_BYTES and kind is not Inventory:
-            raise OrderRefused(body_too_large(MOST_BODY_BYTES, "body"))
+            raise OrderRefused(body_too_large(MOST_BODY_BYTES, _LIMITS.whole))
         try:
             order = messages.read(body, kind)
         except BadMessage as error:

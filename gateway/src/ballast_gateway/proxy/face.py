@@ -18,6 +18,7 @@ from ballast_gateway import headers, paths, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
+    GATEWAY_LIMITS,
     ApiError,
     deadline_exceeded,
     gateway_shutdown,
@@ -74,6 +75,8 @@ class ProxyFace:
     the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
     if they are not those of the model alone. `classes` have the objectives of requests, `tracing` makes their traces.
     """
+
+    body_limit_names = GATEWAY_LIMITS
 
     def __init__(
         self,
