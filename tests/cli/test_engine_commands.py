@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,17 @@ def test_load_replays_against_a_served_engine_and_sigterm_ends_it(tmp_path: Path
     assert value["requests"] == value["completed"] > 3
     assert value["failures"] == []
     assert {"p50", "p90", "p99", "mean"} <= value["ttft_s"].keys()
+
+
+def test_help_and_page_name_the_same_options_of_its_own() -> None:
+    """Those that vLLM does not have."""
+    page = (Path(__file__).parents[2] / "docs/engine-sim.md").read_text()
+    rows = re.findall(r"(?m)^\| (`--.*?) \|", page[page.index("| its own |") :])
+    shown = CliRunner().invoke(app, ["engine-sim", "serve", "--help"], env={"COLUMNS": "200"}).stdout
+    ours = shown[shown.index("Its own:") : shown.index("Arguments")]
+    assert set(re.findall(r"--[a-z-]+", ours)) == {
+        option for row in rows for option in re.findall(r"`(--[a-z-]+)", row)
+    }
 
 
 def test_a_port_that_is_taken_is_an_error_not_a_traceback() -> None:

@@ -10,9 +10,10 @@ _HELP = """Serve MODEL as `vllm serve` would, with the timing of a hardware prof
 
 Takes vLLM's flags (--port, --served-model-name, --max-num-seqs, --kv-transfer-config, ...); those that change nothing
 here are named in a warning. Its own: --profile NAME (or BALLAST_PROFILE, a name or the JSON of a HardwareProfile's
-spec), --profiles FILE (HardwareProfile manifests of your own that --profile then names; repeatable), --time-scale X (or
-BALLAST_TIME_SCALE; 2 is twice as slow), --misbehave JSON (a fault to have from the start; repeatable) and
---misbehave-api PORT (a route that switches faults while it serves, on 127.0.0.1 unless HOST:PORT says otherwise)."""
+spec), --profiles FILE (HardwareProfile manifests of your own that --profile then names; repeatable), --lora-load-s S
+(seconds more of a step that brings in a LoRA adapter), --time-scale X (or BALLAST_TIME_SCALE; 2 is twice as slow),
+--misbehave JSON (a fault to have from the start; repeatable) and --misbehave-api PORT (a route that switches faults
+while it serves, on 127.0.0.1 unless HOST:PORT says otherwise)."""
 
 
 @app.command(

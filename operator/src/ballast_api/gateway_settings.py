@@ -395,8 +395,9 @@ class Admin(ApiModel):
     """The admin API."""
 
     token_file: NonEmptyStr | None = None
-    """Path of a file with the bearer token for all but /metrics, /healthz and /readyz. Read at each call; without a
-    token in it everybody is refused. By default no token is asked for, and only loopback is answered."""
+    """Path of a file with the bearer token for all but /metrics, /healthz, /readyz, the live page without its data, and
+    what /ballast/v1/hold tells an address of its own requests. Read at each call; without a token in it everybody is
+    refused. By default no token is asked for, and only loopback is answered."""
     decisions_kept: PositiveInt = 512
     """Decisions that /ballast/v1/decisions can look back on."""
 
