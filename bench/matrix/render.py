@@ -38,8 +38,8 @@ workloads: `ballast simulate --trace FILE` compares placements on it ([simulate]
 
 METHOD = f"""## How it was measured
 
-- **A cell** is a workload on a fleet at a load: the trace files and files of lengths of `../shared/traces`, and every
-  built-in workload; prefill on `{PREFILL}`, decode on `{DECODE}`, in mixed fleets half of the decode
+- **A cell** is a workload on a fleet at a load: the [public traces and files of lengths](public-data.md#traces), and
+  every built-in workload; prefill on `{PREFILL}`, decode on `{DECODE}`, in mixed fleets half of the decode
   endpoints on `{PREFILL}`. Colocated: eight `{DECODE}` that do both, for some of the workloads.
 - **Fleets**: near balance by the arithmetic of `ballast_sim.capacity`; for some workloads also with half as many
   prefill endpoints, with twice as many, and with mixed decode hardware (`bench/matrix/cells.py`).

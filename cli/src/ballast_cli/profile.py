@@ -101,7 +101,7 @@ def show_command(
 
 @app.command("derive")
 def derive_command(
-    tables: Annotated[Path, typer.Option(help="Folder with the public tables (docs/profiles/shipped.md).")] = Path(
+    tables: Annotated[Path, typer.Option(help="Folder with the public tables (docs/public-data.md).")] = Path(
         "../shared/profiles"
     ),
     json_out: Annotated[bool, typer.Option("--json", help="Write one array to standard output.")] = False,
