@@ -350,6 +350,22 @@ def test_a_request_larger_than_a_kv_cache_is_refused_with_its_place(tmp_path: Pa
     assert "a100-qwen3-32b" in result.stderr
 
 
+def test_a_batch_of_yours_arrives_at_once_and_mooncakes_is_spread_with_a_remark(tmp_path: Path) -> None:
+    """Of Mooncake's stamps a row in the file tells, whose own instant nobody knows."""
+    yours, theirs = tmp_path / "batch.csv", tmp_path / "mooncake.jsonl"
+    yours.write_text("arrival_s,input_tokens,output_tokens\n" + "0,100,5\n" * 8)
+    row = '{{"timestamp": {}, "input_length": 100, "output_length": 5, "hash_ids": [0]}}\n'
+    theirs.write_text(row.format(0) * 4 + row.format(3000) * 4)
+    batch, traced = (
+        CliRunner().invoke(app, ["simulate", "--trace", str(file), *FLEET, "--policy", "ils", "--json", "-"])
+        for file in (yours, theirs)
+    )
+    assert json.loads(batch.stdout)[0]["rate_rps"] is None
+    assert "stamps" not in batch.stderr
+    assert json.loads(traced.stdout)[0]["rate_rps"] != 7 / 3
+    assert "mooncake.jsonl: requests that share one of Mooncake's stamps arrive spread over its 3 s" in traced.stderr
+
+
 LONG = ["--workload", "chat", "--rate", "6", "--duration", "5000", *FLEET, "--policy", "least-requests,round-robin"]
 """Some 30 s of processor time each; the rate is given, so that no capacity is searched for first."""
 HAS_PROC = Path("/proc/self/task").is_dir()

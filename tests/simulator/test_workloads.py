@@ -160,17 +160,42 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "nowhere.csv")
 
 
+def stamped(*stamps_s: float, block: int | None = 512) -> list[WorkloadRequest]:
+    """Requests at these times, with prefix blocks of so many tokens."""
+    ids = None if block is None else (0,)
+    return [
+        WorkloadRequest(arrival_s=at_s, input_tokens=1, output_tokens=1, hash_ids=ids, block_size=block)
+        for at_s in stamps_s
+    ]
+
+
 def test_batches_that_share_a_stamp_are_spread_over_their_step() -> None:
-    """Stamps every 3 s, ten requests each: within 3 s, in order, the same for the same seed. Other traces stay."""
-    coarse = [WorkloadRequest(arrival_s=3.0 * (n // 10), input_tokens=1, output_tokens=1) for n in range(50)]
+    """Stamps every 3 s, ten requests each: within 3 s, in order, the same for the same seed."""
+    coarse = stamped(*(3.0 * (n // 10) for n in range(50)))
     spread = spread_equal_arrivals(coarse, seed=1)
     arrivals = [request.arrival_s for request in spread]
     assert len(set(arrivals)) == 50
     assert arrivals == sorted(arrivals)
     assert arrivals[9] < 3 <= arrivals[10]
     assert spread == spread_equal_arrivals(coarse, seed=1)
-    fine = generate("chat", duration_s=20, seed=1)
-    assert spread_equal_arrivals(fine, seed=1) == fine
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        stamped(*[0.0] * 32),
+        stamped(*[0.0] * 16, *[60.0] * 16, block=None),
+        stamped(*[0.0] * 16, *[3.0] * 16, block=16),
+        [*stamped(*[0.0] * 16, *[3.0] * 16), *stamped(6.0, block=None)],
+        stamped(*[0.0] * 16, *[1.5] * 16),
+        stamped(*(3.0 * (n // 2) for n in range(49)), 75.0, 78.0),
+        generate("chat", duration_s=20, seed=1),
+    ],
+    ids=["one batch", "no blocks", "other blocks", "some without", "other steps", "few shared", "fine"],
+)
+def test_batches_that_are_not_mooncakes_arrive_as_they_stand(requests: list[WorkloadRequest]) -> None:
+    """Equal arrivals are somebody's batch unless the format has made them equal."""
+    assert spread_equal_arrivals(requests, seed=1) == requests
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,7 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
     every = ",".join(f"{each.instances}C@{each.profile.name}" for each in hardware)
     machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})
     check_fits(machines, question.source, question.seeds[0])
+    assumed += [f"that {remark}" for remark in question.source.remarks()]
     return question, assumed
 
 

@@ -92,6 +92,8 @@ def simulate_command(
         for remark in check_composition(asked.policies, machines, setup.fleet.engine_policy):
             view.note(remark)
         check_fits(machines, setup.source, seeds[0], setup.fleet.physics)
+        for remark in setup.source.remarks():
+            view.note(f"{setup.source.name}: {remark}")
         with stop_on_interrupt() as stop:
             outcomes = _simulate(
                 asked=asked, load=load, rate_scale=rate_scale or 1.0, jobs=at_a_time, stop=stop, view=view

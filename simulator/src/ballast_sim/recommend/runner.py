@@ -134,7 +134,7 @@ class Runner:
 def _alike(question: Question) -> dict[int, int]:
     """For each seed the first one that brings the same requests: one gateway draws nothing else, so runs are the same.
 
-    A trace brings the same requests with every seed unless many of them share their time stamps.
+    A trace brings the same requests with every seed unless its stamps are coarse, as Mooncake's are.
     """
     firsts: list[tuple[int, Sequence[WorkloadRequest]]] = []
     alike: dict[int, int] = {}

@@ -11,7 +11,13 @@ from ballast_sim.settings import SettingError
 from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
 from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
-from ballast_sim.workloads.request import WorkloadRequest, clip, scale_arrivals, spread_equal_arrivals
+from ballast_sim.workloads.request import (
+    WorkloadRequest,
+    clip,
+    has_coarse_stamps,
+    scale_arrivals,
+    spread_equal_arrivals,
+)
 from ballast_sim.workloads.traces import LONGEST_S, NoArrivals, line_of, read_lengths, read_trace
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "WorkloadRequest",
     "clip",
     "generate",
+    "has_coarse_stamps",
     "line_of",
     "load_workload",
     "read_lengths",

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ballast_sim.workloads.request import WorkloadRequest
+from ballast_sim.workloads.request import MOONCAKE_BLOCK_TOKENS, WorkloadRequest
 
-MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 LARGEST_COUNT = 10**12
 SHOWN_CHARACTERS = 40

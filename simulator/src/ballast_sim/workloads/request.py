@@ -4,6 +4,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of a prefix block in Mooncake's traces."""
+
+MOONCAKE_STAMP_S = 3.0
+"""Their time stamps are multiples of this."""
+
 _STAMP_ERROR_S = 0.01  # some stamps of the published files are a millisecond early
 
 
@@ -40,17 +46,25 @@ def clip(requests: Sequence[WorkloadRequest], duration_s: float, limit: int | No
     return [request for request in requests if request.arrival_s < duration_s][:limit]
 
 
-def spread_equal_arrivals(requests: Sequence[WorkloadRequest], seed: int, step_s: float = 3.0) -> list[WorkloadRequest]:
-    """Spread batches of equal arrival stamps over the time to the next stamp, where stamps come in coarse steps.
+def has_coarse_stamps(requests: Sequence[WorkloadRequest]) -> bool:
+    """Whether equal arrivals are an artefact of rounding: of Mooncake's traces, whose stamps come every 3 s.
 
-    Mooncake's traces have stamps every 3 s, whole batches sharing one. Other traces are returned as they are: it
-    takes most stamps shared, and all of them multiples of `step_s`.
+    They are told by what they hold, since copies of them have other columns: prefix blocks of 512 tokens throughout,
+    most stamps shared, several of them, all multiples of 3 s. Anybody else's batches are meant as they stand.
     """
-    stamps = [request.arrival_s for request in requests]
-    if len(stamps) - len(set(stamps)) < len(stamps) / 2:
-        return list(requests)
-    if any(abs(stamp - round(stamp / step_s) * step_s) > _STAMP_ERROR_S for stamp in stamps):
+    if any(request.block_size != MOONCAKE_BLOCK_TOKENS for request in requests):
+        return False
+    stamps = {request.arrival_s for request in requests}
+    if not 1 < len(stamps) <= len(requests) / 2:
+        return False
+    steps = ((stamp, round(stamp / MOONCAKE_STAMP_S) * MOONCAKE_STAMP_S) for stamp in stamps)
+    return all(abs(stamp - step) <= _STAMP_ERROR_S for stamp, step in steps)
+
+
+def spread_equal_arrivals(requests: Sequence[WorkloadRequest], seed: int) -> list[WorkloadRequest]:
+    """Spread batches of equal arrivals over the 3 s to the next stamp where `has_coarse_stamps`; else as they are."""
+    if not has_coarse_stamps(requests):
         return list(requests)
     rng = random.Random(seed)
-    spread = [replace(request, arrival_s=request.arrival_s + rng.random() * step_s) for request in requests]
+    spread = [replace(request, arrival_s=request.arrival_s + rng.random() * MOONCAKE_STAMP_S) for request in requests]
     return sorted(spread, key=lambda request: request.arrival_s)

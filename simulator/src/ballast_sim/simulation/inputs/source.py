@@ -18,6 +18,7 @@ from ballast_sim.workloads import (
     WorkloadRequest,
     clip,
     generate,
+    has_coarse_stamps,
     line_of,
     read_lengths,
     read_trace,
@@ -85,6 +86,13 @@ class WorkloadSource:
             return self.workload
         line = line_of(self.trace, (request.input_tokens, request.output_tokens))
         return str(self.trace) if line is None else f"{self.trace}: line {line}"
+
+    def remarks(self) -> list[str]:
+        """What of the requests is not as in the file, in words. Raises TraceError."""
+        if self.trace is None or _lengths_only(self.trace) is not None:
+            return []
+        coarse = has_coarse_stamps(trace_requests(self.trace))
+        return ["requests that share one of Mooncake's stamps arrive spread over its 3 s"] if coarse else []
 
     def load(self, seed: int, rate_scale: float) -> Load:
         """The requests at `rate_scale` times the rate. Raises TraceError, or ValueError naming an argument."""
