@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,15 @@ def test_a_profile_that_nothing_runs_is_named() -> None:
             "flowControl.maxRequests: must be a whole number above 0, not 'many'",
             id="number",
         ),
+        pytest.param({**HEAD, "featureGates": 3}, "featureGates: must be a list", id="gates"),
+        pytest.param(
+            {**HEAD, "flowControl": {"maxRequests": 3, 7: 3}}, "flowControl: must be a mapping of names", id="numbers"
+        ),
+        pytest.param(
+            config("queue-scorer", profiles={"p": {"queue-scorer": 10**400}}),
+            "schedulingProfiles[0].plugins[0].weight: must be a finite number",
+            id="beyond-floats",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_field_and_fix(document: object, said: str) -> None:
@@ -201,7 +211,22 @@ def test_the_command_prints_a_manifest_with_its_account(tmp_path: Path) -> None:
         assert line in result.output
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"a: [", b"kind: x"])
+def test_a_pipe_is_read_as_a_file_is() -> None:
+    """As in `ballast import endpoint-picker-config <(kubectl get ...)`."""
+    reading, writing = os.pipe()
+    os.write(writing, yaml.safe_dump(DISAGGREGATED).encode())
+    os.close(writing)
+    result = CliRunner().invoke(app, ["import", "endpoint-picker-config", f"/dev/fd/{reading}"])
+    os.close(reading)
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.output)["kind"] == "SchedulingPolicy"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"\xff\xfe\x00", b"a: [", b"kind: x", b"a: 2026-99-99", b"[" * 5000, b"a: 1" + b"0" * 5000],
+    ids=["none", "no text", "cut short", "other kind", "no date", "deep", "endless digits"],
+)
 def test_a_file_that_is_none_is_one_clear_line(content: bytes | None, tmp_path: Path) -> None:
     """Status 2 and no traceback."""
     file = tmp_path / "c.yaml"

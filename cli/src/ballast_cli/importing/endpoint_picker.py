@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -97,7 +98,7 @@ def import_config(text: str, *, source: str = "") -> Imported:
     """Read the YAML of one EndpointPickerConfig. Raises `InvalidInput` with field and fix."""
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidInput(source, [Problem("", f"is no YAML: {' '.join(str(error).split())}")]) from None
     reading = _Reading(document, source)
     reading.check()
@@ -131,8 +132,10 @@ class _Reading:
         for number, profile in enumerate(self._list(document, "schedulingProfiles")):
             self._check_profile(f"schedulingProfiles[{number}]", profile)
         for name in ("dataLayer", "requestHandler", "flowControl"):
-            if not isinstance(document.get(name) or {}, dict):
-                self._wrong(name, "must be a mapping")
+            fields = document.get(name) or {}
+            if not isinstance(fields, dict) or not all(isinstance(each, str) for each in fields):
+                self._wrong(name, "must be a mapping of names to values")
+        self._list(document, "featureGates")
         if self._problems:
             raise InvalidInput(self._source, self._problems)
 
@@ -173,7 +176,7 @@ class _Reading:
                 continue
             self._check_reference(f"{at}.pluginRef", use["pluginRef"])
             weight = use.get("weight", 1.0)
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            if not _is_weight(weight):
                 self._wrong(f"{at}.weight", f"must be a finite number, 0 or more, not {weight!r}")
 
     def _check_reference(self, path: str, name: str) -> None:
@@ -331,6 +334,11 @@ class _Reading:
                 self._say(f"dataLayer.{name}", name, Fit.EXACT, "engines' metrics and models are always read")
         if "parsers" in (self._document.get("requestHandler") or {}):
             self._say("requestHandler.parsers", "parsers", Fit.NEAR, "bodies are read by their path, as vLLM serves it")
+
+
+def _is_weight(value: object) -> bool:
+    """Whether it is a number, 0 or more, that a float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
