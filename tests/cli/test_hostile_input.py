@@ -102,10 +102,24 @@ def test_an_option_that_cannot_work_is_named(options: list[str], message: str) -
     [
         (["--duration", "inf"], "--duration: must be finite without a --limit"),
         (["--limit", "9" * 30], "--limit: must be 100,000,000 requests or fewer"),
+        (["--rate-scale", "1e9"], "--rate-scale: 6e+09 requests a second for 600 s are more than the 100,000,000"),
+        (["--rate-scale", "1e300"], "--rate-scale: 6e+300 requests a second"),
+        (["--duration", "1e12"], "--duration: 6 requests a second for 1e+12 s are more than"),
+        (["--arrivals", "burst:500000000"], "--arrivals: a burst of 5e+08 is more than the 100,000,000 requests"),
+        (["--gateways", "100000000"], "--gateways: must be 1,000 or fewer"),
     ],
 )
 def test_a_workload_without_end_is_refused(options: list[str], message: str) -> None:
     assert message in refused("simulate", "--workload", "chat", "--policy", "ils", *ENGINE, *options).stderr
+
+
+def test_more_requests_than_memory_holds_are_refused_of_lengths_and_for_a_server_too(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("input_tokens,output_tokens\n5,1\n")
+    drawn = refused("simulate", "--trace", str(lengths), "--policy", "ils", *ENGINE, "--rate-scale", "1e9")
+    assert "--rate-scale: 1e+09 requests a second for 600 s are more than" in drawn.stderr
+    sent = refused("load", "--url", "http://127.0.0.1:9", "--model", "m", "--rate", "1e9")
+    assert "--rate: 1e+09 requests a second for 60 s are more than" in sent.stderr
 
 
 @pytest.mark.parametrize("shape", ["999999999999C@a100-qwen3-32b", f"{'9' * 5000}C@a100-qwen3-32b"])

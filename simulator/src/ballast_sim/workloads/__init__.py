@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ballast_sim.settings import SettingError
-from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
+from ballast_sim.workloads.arrivals import MOST_REQUESTS, POISSON, ArrivalProcess, check_count
 from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
 from ballast_sim.workloads.request import (
@@ -23,12 +23,14 @@ from ballast_sim.workloads.traces import LONGEST_S, NoArrivals, line_of, read_le
 __all__ = [
     "GENERATORS",
     "LONGEST_S",
+    "MOST_REQUESTS",
     "POISSON",
     "ArrivalProcess",
     "Generator",
     "NoArrivals",
     "TraceError",
     "WorkloadRequest",
+    "check_count",
     "clip",
     "generate",
     "has_coarse_stamps",

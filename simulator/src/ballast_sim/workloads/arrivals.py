@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ballast_sim.settings import SettingError
 
+MOST_REQUESTS = 100_000_000
+"""Of a workload: all of it is kept in memory."""
+
 GAMMA_SPREAD = (0.01, 100.0)
 """Coefficients of variation beyond these are beyond what floats draw."""
 
@@ -65,3 +68,26 @@ class ArrivalProcess:
 
 
 POISSON = ArrivalProcess()
+
+
+def check_count(
+    process: ArrivalProcess, *, rate_rps: float | None, default_rps: float, rate_scale: float, duration_s: float
+) -> None:
+    """Raises SettingError for more arrivals in `duration_s` than memory holds, naming the setting that asks for them.
+
+    `rate_rps` None is `default_rps`. For workloads without a limit.
+    """
+    rate = (default_rps if rate_rps is None else rate_rps) * rate_scale
+    if rate * duration_s > MOST_REQUESTS:
+        asking = "rate_rps" if rate_rps is not None else "rate_scale" if rate_scale != 1 else "duration_s"
+        raise SettingError(
+            asking,
+            f"{rate:g} requests a second for {duration_s:g} s are more than the {MOST_REQUESTS:,} requests "
+            "that can be kept in memory; give a lower rate, a shorter --duration or a --limit",
+        )
+    if process.kind == "burst" and process.value > MOST_REQUESTS:
+        raise SettingError(
+            "arrivals",
+            f"a burst of {process.value:g} is more than the {MOST_REQUESTS:,} requests that can be kept in memory; "
+            "give a smaller one or a --limit",
+        )

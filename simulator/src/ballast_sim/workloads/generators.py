@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ballast_sim.naming import known_names
 from ballast_sim.settings import SettingError
-from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
+from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess, check_count
 from ballast_sim.workloads.lengths import Lengths, Pair, independent, lognormal, mixed, uniform, within
 from ballast_sim.workloads.prefixes import MEAN_TURNS, conversations, hotspots
 from ballast_sim.workloads.request import WorkloadRequest
@@ -181,13 +181,22 @@ def generate(
 ) -> list[WorkloadRequest]:
     """The requests of `duration_s` seconds; without `rate_rps` at the generator's default rate.
 
-    Raises ValueError for a name that does not exist and for a rate that is not positive.
+    Raises ValueError for a name that does not exist, for a rate that is not positive, and for more requests than
+    memory holds.
     """
     if name not in GENERATORS:
         raise SettingError(
             "workload", f"unknown workload {name!r}; " + known_names(name, GENERATORS, "ballast workloads")
         )
     generator = GENERATORS[name]
+    if limit is None:
+        check_count(
+            process,
+            rate_rps=rate_rps,
+            default_rps=generator.default_rate_rps,
+            rate_scale=rate_scale,
+            duration_s=duration_s,
+        )
     rate = (generator.default_rate_rps if rate_rps is None else rate_rps) * rate_scale
     if not 0 < rate < math.inf:
         raise SettingError("rate_rps", f"must be above 0 and finite, not {rate!r}")

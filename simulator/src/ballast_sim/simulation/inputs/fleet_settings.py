@@ -20,6 +20,7 @@ CutTokens: TypeAlias = Literal["streams", "at-cut"]
 CUT_TOKENS: tuple[CutTokens, ...] = get_args(CutTokens)
 ENGINE_POLICIES = ("fcfs", "priority")
 SHORTEST_SCRAPE_INTERVAL_S = 1e-3
+MOST_GATEWAYS = 1000
 
 
 class CopyBy(StrEnum):
@@ -115,11 +116,12 @@ class FleetSettings:
         self._check_engines()
         if not 0 < self.scrape_timeout_s < float("inf"):
             raise SettingError("scrape_timeout_s", f"must be above 0, not {self.scrape_timeout_s!r}")
-        for name in ("kv_chunk_tokens", "failures_until_lost", "gateways"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, f"must be 1 or more, not {getattr(self, name)!r}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise SettingError("max_tokens", f"must be 1 or more, not {self.max_tokens!r}")
+        for name in ("kv_chunk_tokens", "failures_until_lost", "gateways", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(name, f"must be 1 or more, not {value!r}")
+        if self.gateways > MOST_GATEWAYS:
+            raise SettingError("gateways", f"must be {MOST_GATEWAYS:,} or fewer, not {self.gateways!r}")
 
     def _check_engines(self) -> None:
         if self.physics != "vllm" and not self.engine_scheduler.is_plain:

@@ -12,10 +12,12 @@ from pathlib import Path
 from ballast_sim.settings import SettingError
 from ballast_sim.workloads import (
     LONGEST_S,
+    MOST_REQUESTS,
     POISSON,
     ArrivalProcess,
     NoArrivals,
     WorkloadRequest,
+    check_count,
     clip,
     generate,
     has_coarse_stamps,
@@ -28,8 +30,6 @@ from ballast_sim.workloads import (
 
 DEFAULT_DURATION_S = 600.0
 """How long a generator's workload is where neither a duration nor a limit is given."""
-
-MOST_REQUESTS = 100_000_000
 
 DEFAULT_RATE_RPS = 1.0
 """Of a file of lengths."""
@@ -121,15 +121,7 @@ class WorkloadSource:
                 process=self.arrivals or POISSON,
             )
         elif (lengths := _lengths_only(self.trace)) is not None:
-            rate_rps = (DEFAULT_RATE_RPS if self.rate_rps is None else self.rate_rps) * rate_scale
-            requests = draw(
-                lengths,
-                process=self.arrivals or POISSON,
-                rate_rps=rate_rps,
-                duration_s=self._drawn_s,
-                limit=self.limit,
-                seed=seed,
-            )
+            requests = self._drawn(lengths, seed, rate_scale)
         else:
             self._check_own_arrivals()
             whole = spread_equal_arrivals(trace_requests(self.trace), seed=seed)
@@ -138,6 +130,20 @@ class WorkloadSource:
         if self.closed_loop and all(request.session is None for request in requests):
             raise SourceError("closed_loop", f"{self.name} has no sessions; leave the option out")
         return requests
+
+    def _drawn(self, lengths: Sequence[tuple[int, int]], seed: int, rate_scale: float) -> list[WorkloadRequest]:
+        """Of a file of lengths."""
+        process, duration_s = self.arrivals or POISSON, self._drawn_s
+        if self.limit is None:
+            check_count(
+                process,
+                rate_rps=self.rate_rps,
+                default_rps=DEFAULT_RATE_RPS,
+                rate_scale=rate_scale,
+                duration_s=duration_s,
+            )
+        rate_rps = (DEFAULT_RATE_RPS if self.rate_rps is None else self.rate_rps) * rate_scale
+        return draw(lengths, process=process, rate_rps=rate_rps, duration_s=duration_s, limit=self.limit, seed=seed)
 
     def _check(self, rate_scale: float) -> None:
         if not 0 < rate_scale < math.inf:
@@ -154,14 +160,6 @@ class WorkloadSource:
             raise SourceError("limit", f"must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise SourceError("rate_rps", f"must be above 0 and finite, not {self.rate_rps:g}")
-        if self.rate_rps is not None and self.limit is None:
-            rate_rps, drawn_s = self.rate_rps * rate_scale, self._drawn_s
-            if rate_rps * drawn_s > MOST_REQUESTS:
-                raise SourceError(
-                    "rate_rps",
-                    f"{rate_rps:g} requests a second for {drawn_s:g} s are more than the {MOST_REQUESTS:,} requests "
-                    "that can be kept in memory; give a lower rate, a shorter --duration or a --limit",
-                )
 
     def _check_own_arrivals(self) -> None:
         if self.rate_rps is not None:
