@@ -1,8 +1,13 @@
 """`ballast recommend` as a user runs it: manifests that load, figures that `simulate` prints again, refusals."""
 
+import functools
 import json
 import re
 import shlex
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,20 @@ def recommend(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["recommend", *arguments])
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of a folder's files."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_the_answer_loads_and_simulate_prints_its_figures_again(tmp_path: Path) -> None:
     manifests, figures, again = tmp_path / "answer.yaml", tmp_path / "answer.json", tmp_path / "again.json"
     result = recommend(*SMALL, "--slo", "ttft=3,tpot=0.1", "--output", str(manifests), "--json", str(figures))
@@ -39,6 +58,37 @@ def test_the_answer_loads_and_simulate_prints_its_figures_again(tmp_path: Path) 
     best = found["candidates"][0]["runs"][0]
     for figure in ("requests", "attainment", "ttft_s", "tpot_s", "goodput_rps", "shape"):
         assert row[figure] == best[figure]
+
+
+def test_the_command_asks_for_the_same_traffic_to_the_last_digit(tmp_path: Path) -> None:
+    """A limit of a million is no float, and a factor or a threshold is not rounded."""
+    trace, again = tmp_path / "trace.csv", tmp_path / "again.json"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},300,20\n" for n in range(30)))
+    out = str(tmp_path / "answer.yaml")
+    result = recommend(
+        "--trace", str(trace), "--limit", "1000000", "--max-tokens", "2000000", "--rate-scale", "1.23456789",
+        "--slo", "ttft=2.00000001,tpot=0.05", "--budget", "h20=2", "--seed", "0", "--jobs", "1", "--output", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (told,) = [line for line in result.stderr.splitlines() if line.startswith("Again: ")]
+    words = shlex.split(told.removeprefix("Again: ballast "))
+    assert dict(zip(words[1::2], words[2::2], strict=True)) | {"--endpoints": ""} == {
+        "--trace": str(trace), "--endpoints": "", "--policy-file": out, "--slo": "ttft=2.00000001,tpot=0.05",
+        "--limit": "1000000", "--max-tokens": "2000000", "--rate-scale": "1.23456789", "--seed": "0",
+    }  # fmt: skip
+    repeated = CliRunner().invoke(app, [*words, "--json", str(again), "--jobs", "1"])
+    assert repeated.exit_code == 0, repeated.output
+    (row,) = json.loads(again.read_text())
+    assert row["rate_rps"] == pytest.approx(1.23456789, rel=1e-12)
+
+
+def test_the_traffic_of_a_gateway_is_fetched_by_its_url(tmp_path: Path) -> None:
+    (tmp_path / "traffic").write_text("arrival_s,input_tokens,output_tokens\n0,300,20\n1,300,20\n")
+    with served(tmp_path) as address:
+        url = f"{address}/traffic?minutes=10"
+        result = recommend("--trace", url, "--budget", "h20=2", "--seed", "0", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert f"--trace '{url}' " in result.stderr
 
 
 def test_what_was_dropped_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +193,7 @@ def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status
         (["--name", "Not A Name"], ("--name",)),
         (["--jobs", "0"], ("--jobs",)),
         (["--output", "/no/such/folder/x.yaml"], ("--output",)),
+        (["--json", "-"], ("--output, --json", "standard output takes one of them; name a file for the other")),
         (["--model", "gpt-9"], ("gpt-9", "--model")),
         (["--seed", "a"], ("--seed",)),
         (["--limit", "0"], ("--limit",)),

@@ -13,8 +13,11 @@ def check_outputs(
 ) -> None:
     """Raises ValueError naming the option of a file that cannot be written, or that is an input or another output.
 
-    None always can, and `-` (standard output) but for the options in `files_only`.
+    None always can, and one `-` (standard output) but for the options in `files_only`.
     """
+    printed = [option for option, target in outputs.items() if str(target) == "-"]
+    if len(printed) > 1:
+        raise ValueError(f"{', '.join(printed)}: standard output takes one of them; name a file for the other")
     taken = {_same(path): str(path) for path in inputs if path is not None}
     for option, target in outputs.items():
         if str(target) == "-" and option in files_only:

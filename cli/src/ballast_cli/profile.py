@@ -52,6 +52,8 @@ def fit_command(
     from dataclasses import replace
 
     from ballast_api.errors import InvalidInput
+    from ballast_cli.output import check_outputs, write_output
+    from ballast_core.profiles import SHIPPED_PROFILES
     from ballast_sim.fitting.errors import FitInputError
     from ballast_sim.fitting.fitting import KINDS, fit_profile
 
@@ -60,6 +62,8 @@ def fit_command(
     try:
         if kind is not None and chosen is None:
             raise FitInputError(f"--from: must be {', '.join(KINDS)}, not {kind!r}")
+        inputs = [*files, None if base in SHIPPED_PROFILES else Path(base)]
+        check_outputs({"--output": output, "--json": json_out}, inputs)
         start = _base_profile(base)
         fitted = fit_profile(
             files,
@@ -70,8 +74,10 @@ def fit_command(
         )
         changes: dict[str, Any] = {field: value for field, value in stated.items() if value is not None}
         fitted = replace(fitted, profile=replace(fitted.profile, **changes))
-        _write(output, manifest(fitted.profile))
-        _write(json_out, json.dumps(fitted.as_json(), indent=2) + "\n")
+        if output is not None:
+            write_output("--output", output, manifest(fitted.profile))
+        if json_out is not None:
+            write_output("--json", json_out, json.dumps(fitted.as_json(), indent=2) + "\n")
     except (FitInputError, InvalidInput, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -175,17 +181,6 @@ def _checked_name(name: str) -> str:
     if not re.fullmatch(DNS_SUBDOMAIN, name):
         raise ValueError(f"--name: {PATTERN_SENTENCES[DNS_SUBDOMAIN]}, not {name!r}")
     return name
-
-
-def _write(target: str | None, text: str) -> None:
-    """To a file or standard output. Raises ValueError where the file cannot be written."""
-    if target == "-":
-        typer.echo(text, nl=False)
-    elif target is not None:
-        try:
-            Path(target).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"{target}: cannot be written: {error.strerror}") from None
 
 
 def _fitted_lines(fitted: "FittedProfile") -> list[str]:

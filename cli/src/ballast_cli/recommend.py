@@ -34,7 +34,6 @@ SERVED["llama3-70b"] = "meta-llama/Llama-3.3-70B-Instruct"
 class SampledTraffic(Traffic):
     """A sample of the traffic to serve."""
 
-    trace: Annotated[Path | None, typer.Option(help="Trace file of your traffic (CSV or JSONL, plain or gzip).")] = None
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals to run."), Sets("duration_s")] = None
     limit: Annotated[int | None, typer.Option(help=f"Requests to run at most. Assumed: {ASSUMED_REQUESTS}.")] = None
 
@@ -88,7 +87,10 @@ def recommend_command(
         ),
     ] = None,
     output: Annotated[str, typer.Option(help="Where the manifests go: a file, or - for standard output.")] = "-",
-    json_out: Annotated[str | None, typer.Option("--json", help="Write every candidate's figures to a file.")] = None,
+    json_out: Annotated[
+        str | None,
+        typer.Option("--json", help="Write every candidate's figures to a file, or - for stdout (with --output FILE)."),
+    ] = None,
     jobs: Jobs = None,
 ) -> None:
     """Simulate the sensible layouts and policies for this traffic, and answer with manifests that are ready to apply.
@@ -299,7 +301,7 @@ def _command(answer: "Answer", output: str, profiles: list[Path]) -> str:
     words += ["--endpoints", answer.best.shape, "--policy-file", "MANIFESTS" if output == "-" else output]
     words += [word for path in profiles for word in ("--profiles", str(path))]
     limits = {"ttft": question.objective.ttft_s, "tpot": question.objective.tpot_s, "e2e": question.objective.e2e_s}
-    words += ["--slo", ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit)]
+    words += ["--slo", ",".join(f"{name}={_exact(limit)}" for name, limit in limits.items() if limit)]
     for option, value in (
         ("--rate", source.rate_rps),
         ("--duration", source.duration_s),
@@ -307,8 +309,13 @@ def _command(answer: "Answer", output: str, profiles: list[Path]) -> str:
         ("--max-tokens", question.max_tokens),
         ("--rate-scale", question.rate_scale if question.rate_scale != 1 else None),
     ):
-        words += [option, f"{value:g}"] if value is not None else []
+        words += [option, _exact(value)] if value is not None else []
     return shlex.join([*words, "--seed", ",".join(map(str, question.seeds))])
+
+
+def _exact(value: float) -> str:
+    """A number that is read as itself; one that is whole as people write it."""
+    return str(value).removesuffix(".0")
 
 
 def _plain(answer: "Answer", assumed: list[str]) -> dict[str, Any]:
