@@ -184,7 +184,9 @@ def test_broken_measurements_and_golden_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--profile", "h20-qwen3-32b"], "--profile, --profiles: belong to a fleet; give --endpoints"),
+        (["--profile", "h20-qwen3-32b"], "--profile: belongs to a fleet; give --endpoints"),
+        (["--rate-scale", "0"], "--rate-scale: belongs to a fleet; give --endpoints, too"),
+        (["--policy", "random", "--simulate", "9"], "--policy, --simulate: belong to a fleet; give --endpoints, too"),
         (["--policy", "nope"], "--policy: unknown placement 'nope'"),
         (["--json", "/"], "--json: /: is a folder"),
         (["--json", "/dev/full"], "--json: /dev/full: cannot be written"),

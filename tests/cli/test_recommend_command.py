@@ -220,12 +220,38 @@ def test_the_smallest_fleet_is_answered_with_its_price_and_its_headroom() -> Non
     assert [item["kind"] for item in yaml.safe_load_all(result.stdout)][-1] == "ServingPool"
 
 
+def test_a_price_by_hardware_is_that_of_the_model_that_is_asked_for(tmp_path: Path) -> None:
+    """Of a shipped profile, and of one of yours."""
+    own = tmp_path / "own.yaml"
+    shown = CliRunner().invoke(app, ["profile", "show", "h20-llama3-70b-tp2"]).stdout
+    own.write_text(shown.replace("name: h20-llama3-70b-tp2", "name: rack-llama3-70b-tp2"))
+    asked = [
+        "--workload",
+        "chat",
+        "--limit",
+        "40",
+        "--rate",
+        "1",
+        "--seed",
+        "0",
+        "--jobs",
+        "1",
+        "--slo",
+        "ttft=9,tpot=0.5",
+    ]
+    fleet = ["--model", "llama3-70b", "--budget", "h20=8,rack=8", "--profiles", str(own)]
+    result = recommend(*asked, *fleet, "--minimize", "cost", "--price", "h20=4,rack=3")
+    assert result.exit_code == 0, result.output
+    assert "rack-llama3-70b-tp2" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--minimize", "money"], ("--minimize", "gpus or cost")),
         (["--minimize", "cost"], ("--price", "a100-qwen3-32b=4.2")),
         (["--price", "h20=1"], ("--price, --minimize",)),
+        (["--minimize", "cost", "--price", "a100=2,h20=1,b200=9"], ("--price", "'b200'", "a100-qwen3-32b")),
         (["--growth", "0"], ("--growth", "above 0")),
         (["--attainment", "99"], ("--attainment", "write 0.99 for 99 %")),
     ],

@@ -52,12 +52,41 @@ def test_decisions_costs_and_gpu_hours_stand_beside_attainment(tmp_path: Path) -
         (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--min-replicas", "4", "--max-replicas", "2"), "least 4"),
         (("--endpoints", "3F", *SLO, "--autoscale", "ballast", "--price", "h200"), "--price: cannot read 'h200'"),
         (("--endpoints", "3F", *SLO, "--autoscale", "ballast", "--html", "x.html"), "--html: the report draws"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--gpu-budget", "-3"), "--gpu-budget: must be 1 or more"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--min-ratio", "nan"), "--min-ratio: must be above 0"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--max-ratio", "0"), "--max-ratio: must be above 0"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--min-ratio", "2", "--max-ratio", "1"), "at least 2 and"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--price", "h20=3"), "no engine here is of 'h20', only"),
+        (("--endpoints", "3F", *SLO, "--autoscale", "fixed", "--price", "h200=3,h200-qwen3-32b=4"), "is named twice"),
+        (("--endpoints", "2P,2D@h20", *SLO, "--autoscale", "fixed", "--price", "h200=3"), "none for h20-qwen3-32b"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_scaled_is_refused_by_its_option(words: tuple[str, ...], problem: str) -> None:
     said = asked("simulate", *FLEET, *words)
     assert said.exit_code == 2
     assert problem in " ".join(said.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--min-replicas", "3"),
+        ("--max-replicas", "3"),
+        ("--min-ratio", "1"),
+        ("--gpu-budget", "2"),
+        ("--startup", "5"),
+        ("--scale-interval", "5"),
+        ("--scale-to-zero-after", "5"),
+        ("--price", "foo=3"),
+        ("--attainment", "nan"),
+        ("--rehearse",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_options_of_a_scaling_policy_are_refused_without_one(words: tuple[str, ...]) -> None:
+    said = asked("simulate", *FLEET, "--endpoints", "3F", *words)
+    assert said.exit_code == 2
+    assert f"{words[0]}: belongs to a scaling policy; give --autoscale, too" in " ".join(said.stderr.split())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"decisions": [{"reason": "x"}]}'])

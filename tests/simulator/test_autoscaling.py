@@ -24,6 +24,7 @@ from ballast_core.policies.scaling.protocol import (
     Scaling,
     Traffic,
 )
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.settings import SettingError
 from ballast_sim.simulation.autoscaling.controller import Autoscaler
@@ -265,7 +266,7 @@ def test_what_cannot_be_scaled_is_refused_with_its_option() -> None:
     with pytest.raises(SettingError, match="unknown scaling 'nothing'; known: ballast, fixed"):
         parse_scaling("nothing")
     with pytest.raises(SettingError, match="cannot read"):
-        parse_prices("h200")
+        parse_prices("h200", SHIPPED_PROFILES)
     with pytest.raises(SettingError, match="at least 4 and at most 2"):
         Autoscaling(policy=FixedScaling(), least=4, most=2)
     assert parse_scaling("ballast:down_s=60.0") == BallastScaling(down_s=60.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ballast_cli.options.declaring import Sets, in_options, with_options
+from ballast_cli.options.declaring import Sets, in_options, refuse_given, with_options
 from ballast_cli.options.hardware import Hardware
 from ballast_cli.options.traffic import Traffic
 
@@ -28,19 +28,26 @@ class ScoredTraffic(Traffic):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoredFleet:
+    """A fleet in which the other beliefs are scored."""
+
+    endpoints: Annotated[
+        str | None, typer.Option(help="Also simulate this fleet, such as 2P@a100-qwen3-32b,1D@h20-qwen3-32b.")
+    ] = None
+    policy: Annotated[str, typer.Option(help="Placement in that fleet: NAME, or PREFILL/DECODE.")] = "ballast"
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals in that fleet.")] = 1.0
+    simulate: Annotated[int, typer.Option(help="Requests that the fleet is simulated with, at most.", min=2)] = 2000
+
+
 @with_options
 def calibrate_command(
     *,
     traffic: ScoredTraffic,
     held_back: Annotated[float, typer.Option(help="Share of the requests, the last ones, that is only scored.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of lengths and arrivals that are drawn, and of max_tokens.")] = 0,
-    endpoints: Annotated[
-        str | None, typer.Option(help="Also simulate this fleet, such as 2P@a100-qwen3-32b,1D@h20-qwen3-32b.")
-    ] = None,
+    fleet: ScoredFleet,
     hardware: Hardware,
-    policy: Annotated[str, typer.Option(help="Placement in that fleet: NAME, or PREFILL/DECODE.")] = "ballast",
-    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals in that fleet.")] = 1.0,
-    simulate: Annotated[int, typer.Option(help="Requests that the fleet is simulated with, at most.", min=2)] = 2000,
     json_out: Annotated[str | None, typer.Option("--json", help="Write an object to a file, or - for stdout.")] = None,
 ) -> None:
     """Learn beliefs from the first part of a workload as a gateway would, and score them on the rest.
@@ -59,27 +66,18 @@ def calibrate_command(
     view = CalibrationView(plain_stdout=json_out != "-")
     try:
         check_outputs({"--json": json_out}, [traffic.trace, *(hardware.profiles or ())])
-        if endpoints is None and (hardware.profile is not None or hardware.profiles):
-            raise SettingError(("profile", "profiles"), "belong to a fleet; give --endpoints, too")
-        pairs = parse_policies(policy)
+        pairs = parse_policies(fleet.policy)
         if len(pairs) > 1:
-            raise SettingError("policy", f"name one placement, not {policy!r}")
+            raise SettingError("policy", f"name one placement, not {fleet.policy!r}")
+        if fleet.endpoints is None:
+            for group in (hardware, fleet):
+                refuse_given(group, "a fleet; give --endpoints, too")
         source = traffic.source(default_limit=GENERATED_REQUESTS)
         figures: dict[str, Any] = {
             "workload": source.name,
             "seed": seed,
             **_lengths(source, held_back, seed),
-            "fleet": []
-            if endpoints is None
-            else _fleet(
-                source,
-                endpoints=endpoints,
-                hardware=hardware,
-                pair=pairs[0],
-                rate_scale=rate_scale,
-                requests=simulate,
-                seed=seed,
-            ),
+            "fleet": _fleet(source, fleet=fleet, hardware=hardware, pair=pairs[0], seed=seed),
             "versions": versions(),
         }
         if json_out is not None:
@@ -115,26 +113,27 @@ def _lengths(source: "WorkloadSource", held_back: float, seed: int) -> dict[str,
 def _fleet(
     source: "WorkloadSource",
     *,
-    endpoints: str,
+    fleet: ScoredFleet,
     hardware: Hardware,
     pair: "PolicyChoice",
-    rate_scale: float,
-    requests: int,
     seed: int,
 ) -> list[dict[str, Any]]:
+    """Scores with known profiles and with none; nothing where no fleet is asked for."""
     from dataclasses import replace
 
     from ballast_sim.calibration import predict_and_measure
     from ballast_sim.calibration.figures import fleet_figures
     from ballast_sim.simulation.runs.comparison import check_fits
 
-    machines = hardware.machines(endpoints)
-    short = replace(source, limit=requests if source.limit is None else min(requests, source.limit))
+    if fleet.endpoints is None:
+        return []
+    machines = hardware.machines(fleet.endpoints)
+    short = replace(source, limit=fleet.simulate if source.limit is None else min(fleet.simulate, source.limit))
     check_fits(machines, short, seed)
-    load = short.load(seed, rate_scale)
+    load = short.load(seed, fleet.rate_scale)
     return [
         {
-            "endpoints": endpoints,
+            "endpoints": fleet.endpoints,
             "policy": pair.placements,
             "rate_rps": load.rate_rps,
             **fleet_figures(predict_and_measure(machines, load, pair, profiles_known=known, seed=seed)),

@@ -256,15 +256,11 @@ def _prices(wishes: Wishes, question: "Question") -> dict[str, float] | None:
 
     if wishes.minimize not in (None, "gpus", "cost"):
         raise SettingError("minimize", f"must be gpus or cost, not {wishes.minimize!r}")
-    prices = parse_prices(wishes.price)
-    if prices and wishes.minimize != "cost":
+    if wishes.price and wishes.minimize != "cost":
         raise SettingError(("price", "minimize"), "prices count with --minimize cost only")
     if wishes.minimize != "cost":
         return None if wishes.minimize is None else {}
-    missing = [each.profile.name for each in question.hardware if each.profile.name not in prices]
-    if missing:
-        raise SettingError("price", f"none for {', '.join(missing)}; write such as {missing[0]}=4.2, for each engine")
-    return prices
+    return parse_prices(wishes.price, {each.profile.name: each.profile for each in question.hardware}, wishes.model)
 
 
 def _heading(answer: "Answer") -> list[str]:

@@ -77,7 +77,7 @@ def simulate_command(
             source=traffic.simulated(),
             objective=Objective.parse(slo or ""),
             fleet=surroundings.settings(machines),
-            autoscaling=scales.autoscaling(sum(machine.profile.gpus for machine in machines)),
+            autoscaling=scales.autoscaling(machines),
         )
         _check_scaling(setup, html_out)
         asked = Comparison(

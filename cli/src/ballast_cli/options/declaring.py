@@ -64,6 +64,16 @@ def in_options(error: Exception, command: Callable[..., None]) -> str:
     return f"{', '.join(options.get(field, field) for field in error.fields)}: {error.problem}"
 
 
+def refuse_given(group: Any, to_what: str) -> None:
+    """Raises SettingError naming the options of a group that are not as by default, where they would do nothing."""
+    from ballast_sim.settings import SettingError
+
+    fields = dataclasses.fields(group)
+    given = tuple(field.name for field in fields if getattr(group, field.name) not in (field.default, []))
+    if given:
+        raise SettingError(given, f"{'belongs' if len(given) == 1 else 'belong'} to {to_what}")
+
+
 def option_names(command: Callable[..., None]) -> dict[str, str]:
     """A command's options by the setting that each sets, and by parameter."""
     names: dict[str, str] = {}

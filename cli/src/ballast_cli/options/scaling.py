@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ballast_cli.options.declaring import Sets
+from ballast_cli.options.declaring import Sets, refuse_given
 
 if TYPE_CHECKING:
     from ballast_sim.simulation.autoscaling.settings import Autoscaling
+    from ballast_sim.simulation.inputs.shapes import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Scales:
     min_ratio: Annotated[float | None, typer.Option(help="Prefill instances per decode instance, at least.")] = None
     max_ratio: Annotated[float | None, typer.Option(help="The same, at most.")] = None
     gpu_budget: Annotated[int | None, typer.Option(help="GPUs of all instances. Default: the fleet's.")] = None
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet --slo.")] = 0.99
+    attainment: Annotated[float, typer.Option(help="Share of requests that it is to have meet --slo.")] = 0.99
     startup: Annotated[
         float, typer.Option(help="Seconds from asking for an instance to its first request."), Sets("startup_s")
     ] = 60.0
@@ -43,13 +44,16 @@ class Scales:
         bool, typer.Option(help="Try candidates on the last minutes of arrivals before a round decides.")
     ] = False
 
-    def autoscaling(self, gpus: int) -> "Autoscaling | None":
-        """None without a policy; `gpus` are those of the fleet. Raises SettingError."""
+    def autoscaling(self, machines: "tuple[Machine, ...]") -> "Autoscaling | None":
+        """None without a policy; `machines` are the fleet's at first. Raises SettingError."""
         from ballast_core.policies.scaling.protocol import Clamps
         from ballast_sim.simulation.autoscaling.settings import Autoscaling, Rehearsing, parse_prices, parse_scaling
 
         if self.autoscale is None:
+            refuse_given(self, "a scaling policy; give --autoscale, too")
             return None
+        profiles = {machine.profile.name: machine.profile for machine in machines}
+        gpus = sum(machine.profile.gpus for machine in machines)
         return Autoscaling(
             policy=parse_scaling(self.autoscale),
             least=self.min_replicas,
@@ -63,6 +67,6 @@ class Scales:
             startup_s=self.startup,
             interval_s=self.scale_interval,
             zero_after_s=self.scale_to_zero_after,
-            prices=parse_prices(self.price),
+            prices=parse_prices(self.price, profiles) if self.price else {},
             rehearsing=Rehearsing() if self.rehearse else None,
         )

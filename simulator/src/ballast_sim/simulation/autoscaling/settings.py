@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from ballast_core.model import Role
 from ballast_core.policies.registry import SCALING, PolicyError, build
 from ballast_core.policies.scaling.protocol import Clamps, Counts, Pool, Scaling
-from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.hardware_names import find_profile
+from ballast_core.profiles import HardwareProfile
+from ballast_sim.hardware_names import DEFAULT_MODEL, find_profile
 from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.shapes import Machine
 from ballast_sim.simulation.policies.choice import parse_typed
@@ -25,8 +25,11 @@ def parse_scaling(text: str) -> Scaling:
         raise SettingError("autoscale", f"{error}") from None
 
 
-def parse_prices(text: str) -> dict[str, float]:
-    """Reads `PROFILE=COST,...`. Raises SettingError."""
+def parse_prices(text: str, profiles: Mapping[str, HardwareProfile], model: str = DEFAULT_MODEL) -> dict[str, float]:
+    """Reads `PROFILE=COST,...`, one for each of `profiles`; hardware alone stands for its profile of `model`.
+
+    Raises SettingError.
+    """
     prices: dict[str, float] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, number = part.partition("=")
@@ -34,10 +37,17 @@ def parse_prices(text: str) -> dict[str, float]:
             cost = float(number)
         except ValueError:
             cost = math.nan
-        profile = find_profile(name, SHIPPED_PROFILES)
         if not 0 < cost < math.inf:
             raise SettingError("price", f"cannot read {part!r}; write such as h200-qwen3-32b=4.2")
-        prices[name if profile is None else profile.name] = cost
+        profile = find_profile(name, profiles, model)
+        if profile is None:
+            raise SettingError("price", f"no engine here is of {name!r}, only of {', '.join(profiles)}")
+        if profile.name in prices:
+            raise SettingError("price", f"{profile.name} is named twice; give it once")
+        prices[profile.name] = cost
+    missing = [name for name in profiles if name not in prices]
+    if missing:
+        raise SettingError("price", f"none for {', '.join(missing)}; write such as {missing[0]}=4.2, for each engine")
     return prices
 
 
@@ -82,7 +92,7 @@ class Autoscaling:
     hold_s: float = 300.0
     """How long a request then waits for an instance to start."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Cost of an instance and hour by profile."""
+    """Cost of an instance and hour by profile, of all or of none."""
     rehearsing: Rehearsing | None = None
     """None: candidates are not tried."""
 
@@ -105,6 +115,19 @@ class Autoscaling:
             raise SettingError("least", f"must be 0 or more, not {self.least}")
         if self.most is not None and self.most < max(1, self.least):
             raise SettingError(("least", "most"), f"at least {self.least} and at most {self.most} machines of a pool")
+        self._check_clamps()
+
+    def _check_clamps(self) -> None:
+        lowest, highest, budget = self.clamps.min_ratio, self.clamps.max_ratio, self.clamps.gpu_budget
+        for name, ratio in (("min_ratio", lowest), ("max_ratio", highest)):
+            if ratio is not None and not 0 < ratio < math.inf:
+                raise SettingError(name, f"must be above 0 and finite, not {ratio!r}")
+        if lowest is not None and highest is not None and lowest > highest:
+            raise SettingError(
+                ("min_ratio", "max_ratio"), f"at least {lowest:g} and at most {highest:g} cannot both be"
+            )
+        if budget is not None and budget < 1:
+            raise SettingError("gpu_budget", f"must be 1 or more, not {budget}")
 
     def pools(self, machines: tuple[Machine, ...]) -> tuple[Pool, ...]:
         """One for each role and profile. A flexible one begins with its first half in prefill. Raises SettingError."""
