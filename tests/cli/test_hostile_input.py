@@ -209,6 +209,14 @@ def test_standard_output_without_room_is_reported_in_a_line(arguments: list[str]
     assert done.stderr == "error: standard output: cannot be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("arguments", [["policies"], ["profiles"], ["profile", "show", "h20-qwen3-32b"]], ids=" ".join)
+def test_a_closed_standard_output_takes_nothing_and_breaks_nothing(arguments: list[str]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *CLI, *arguments], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_names_that_the_locale_lacks_are_escaped(tmp_path: Path) -> None:
     trace = tmp_path / "été.csv"
     trace.write_bytes(HEADER + b"0,1,5\n")

@@ -85,6 +85,18 @@ def test_a_poor_fit_warns_and_still_writes(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["warnings"]
 
 
+def test_steps_of_one_time_have_no_r2(tmp_path: Path) -> None:
+    """What rounding leaves of their variance is no measure of anything. A byte order mark is no part of a column."""
+    path = tmp_path / "steps.csv"
+    header = "duration_ms,decodes,decode_context_tokens,tokens,prefill_pairs"
+    path.write_text("\n".join((header, *["20.1,4,4000,4,0"] * 400)), encoding="utf-8-sig")
+    told = CliRunner().invoke(app, ["profile", "fit", str(path), "--base", "a100-qwen3-32b"])
+    assert told.exit_code == 0, told.output
+    assert "max 0.00%, R2 not defined: all took the same time" in told.stdout
+    report = CliRunner().invoke(app, ["profile", "fit", str(path), "--base", "a100-qwen3-32b", "--json", "-"])
+    assert json.loads(report.stdout)["held_out"]["r2"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

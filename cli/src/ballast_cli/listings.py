@@ -105,7 +105,7 @@ def _print(rows: Sequence[Mapping[str, Any]], json_out: bool, line: Callable[[Ma
 
 def _fitted(text: str, indent: int) -> str:
     """Wrapped below its second column on a terminal; one line for pipes."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return text
     columns = max(shutil.get_terminal_size().columns, indent + 30)
     return textwrap.fill(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -199,9 +199,10 @@ def _fitted_lines(fitted: "FittedProfile") -> list[str]:
 
 
 def _errors_line(title: str, errors: "Errors") -> str:
+    r2 = "R2 not defined: all took the same time" if errors.r2 is None else f"R2 {errors.r2:.4f}"
     return (
         f"  {title}: {errors.samples} samples, error mean {errors.mean_ratio:.2%}, p90 {errors.p90_ratio:.2%}, "
-        f"max {errors.max_ratio:.2%}, R2 {errors.r2:.4f}"
+        f"max {errors.max_ratio:.2%}, {r2}"
     )
 
 

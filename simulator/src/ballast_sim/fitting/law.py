@@ -56,7 +56,8 @@ class Errors:
     mean_ratio: float
     p90_ratio: float
     max_ratio: float
-    r2: float
+    r2: float | None
+    """None where all samples took the same time: there is no variance to explain."""
 
     @classmethod
     def of(cls, samples: Samples, profile: HardwareProfile) -> Errors:
@@ -70,7 +71,7 @@ class Errors:
             mean_ratio=float(ratios.mean()),
             p90_ratio=float(np.percentile(ratios, 90)),
             max_ratio=float(ratios.max()),
-            r2=1 - missed / spread if spread > 0 else float(missed == 0),
+            r2=1 - missed / spread if measured.min() < measured.max() else None,
         )
 
 
@@ -105,16 +106,18 @@ class LawFit:
     def warnings(self) -> list[str]:
         """Warnings for the user of the profile."""
         found: list[str] = []
+        r2 = self.held_out.r2
         if self.held_out.mean_ratio > 0.05 or self.held_out.p90_ratio > 0.15:
             found.append(
                 f"the fit is poor: held-out error mean {self.held_out.mean_ratio:.1%}, p90 "
                 f"{self.held_out.p90_ratio:.1%}; look for other load on the engine, more than one engine behind the "
                 "file, prefix cache hits, or speculative decoding"
             )
-        elif self.held_out.r2 < 0.9 and self.held_out.mean_ratio > 0.01:
+        elif self.held_out.mean_ratio > 0.01 and (r2 is None or r2 < 0.9):
             found.append(
-                f"held-out R2 is {self.held_out.r2:.2f} (largest error {self.held_out.max_ratio:.0%}): the data vary "
-                "little or hold disturbed samples; measure under a load that comes and goes"
+                f"held-out R2 is {'not defined' if r2 is None else f'{r2:.2f}'} (largest error "
+                f"{self.held_out.max_ratio:.0%}): the data vary little or hold disturbed samples; measure under a load "
+                "that comes and goes"
             )
         return found
 

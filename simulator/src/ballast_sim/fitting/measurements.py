@@ -30,13 +30,13 @@ class Measurements:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, plain or gzip. Raises `FitInputError`."""
+    """The whole file, plain or gzip, without a byte order mark. Raises `FitInputError`."""
     try:
         require_plain(path)
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
+            with gzip.open(path, "rt", encoding="utf-8-sig") as lines:
                 return lines.read()
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise FitInputError(f"{path}: is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
