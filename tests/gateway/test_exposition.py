@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,21 @@ def test_so_is_one_whose_other_numbers_cannot_be(line: bytes) -> None:
     """They are left out or right."""
     with pytest.raises(BadExposition, match=r"cannot be"):
         read_gauges(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n" + line)
+
+
+def test_no_label_makes_a_page_slow_to_read() -> None:
+    """Four times as long takes some four times as long; it was sixteen times."""
+
+    def least_s(size: int) -> float:
+        text = page([("0", "m", 1, 0, 0.5, 0)]) + b"vllm:lora_requests_info{%b} 1\n" % (b"a" * size)
+        took_s = []
+        for _ in range(5):
+            began_s = time.process_time()
+            read_gauges(text)
+            took_s.append(time.process_time() - began_s)
+        return min(took_s)
+
+    assert least_s(16_000) < 8 * max(least_s(4_000), 1e-4)
 
 
 async def test_a_long_page_is_read_while_the_loop_goes_on() -> None:

@@ -222,6 +222,16 @@ def test_gateways_that_want_one_port_are_refused_by_both_names(tmp_path: Path) -
     assert f"listeners.proxy: port 18431 is listeners.admin of {tmp_path}/a.yaml, too" in said
 
 
+def test_what_opentelemetry_refuses_as_it_is_loaded_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-5")
+    config = files(tmp_path)
+    config.write_text(config.read_text() + "tracing: {endpoint: 'http://127.0.0.1:9'}\n")
+    said = refused("--config", str(config))
+    assert "tracing: OpenTelemetry refuses its environment (OTEL_*): OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT" in said
+
+
 def test_a_gateway_that_cannot_start_is_named(tmp_path: Path) -> None:
     """And none is left behind, though the first had started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -419,14 +419,20 @@ async def test_a_flood_is_bounded() -> None:
             publisher.close()
 
 
-async def test_large_batches_wait_at_the_engine_and_not_here() -> None:
-    """While the loop reads none: 32 that wait, and what the connection holds."""
+async def test_batches_beyond_the_room_are_lost_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none follows that would show the gap; and the socket is empty meanwhile."""
+    monkeypatch.setattr("ballast_gateway.observe.kv_events._WAITING_BYTES", 1)
     async with listening() as listener:
-        publisher = listener.publisher(waiting=1)
+        publisher = listener.publisher()
         try:
             await connected(listener)
-            taken = publisher.send_until_none_is_taken(b"", bytes(8), bytes(1 << 20), most=150)
-            assert 32 <= taken < 150
+            for number in range(302):
+                publisher.kept[number] = batch(stored([number], [number] * 4))
+                publisher.send(number, publisher.kept[number])
+                if number < 2:
+                    await until(lambda: len(listener.index) == number + 1)  # noqa: B023 - it is over before the next
+            await until(lambda: len(listener.index) == 302 and listener.known().complete)
+            assert listener.streams.counts.gaps_filled
         finally:
             publisher.close()
 
@@ -460,7 +466,10 @@ async def test_what_is_repeated_is_taken_off_the_wire_before_it_is_read() -> Non
                 assert await inbox.comes(unless=never, timeout_s=20.0)
                 assert inbox.pop() == [bytes(100_000)]
             await sending
-        assert room.left
+            sending = asyncio.create_task(send())
+            await until(lambda: not room.left)
+        assert room.left, "what nobody took gives its room back"
+        sending.cancel()
 
 
 async def test_replays_beyond_the_room_for_all_wait_until_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:

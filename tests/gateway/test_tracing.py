@@ -314,7 +314,6 @@ async def test_missing_packages_are_named_with_the_fix(tmp_path: Path, monkeypat
     [
         ("OTEL_BSP_MAX_QUEUE_SIZE", "256", "max_export_batch_size must be less than or equal to max_queue_size"),
         ("OTEL_BSP_SCHEDULE_DELAY", "0", "schedule_delay_millis must be positive"),
-        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-5", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer"),
     ],
 )
 async def test_an_environment_that_opentelemetry_refuses_is_refused_with_its_word(

@@ -15,15 +15,14 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class ScriptedPublisher:
-    """Publishes on two ports of a loopback address; what it repeats is `kept`. So many messages may wait here."""
+    """Publishes on two ports of a loopback address; what it repeats is `kept`."""
 
-    def __init__(self, host: str, port: int, replay_port: int, *, repeats: bool = True, waiting: int = 1000) -> None:
+    def __init__(self, host: str, port: int, replay_port: int, *, repeats: bool = True) -> None:
         self.kept: dict[int, bytes] = {}
         self.asked: list[int] = []
         """The first number of each replay that was asked for."""
         self._context = zmq.asyncio.Context()
         self._out = zmq.Socket(self._context, zmq.PUB)
-        self._out.setsockopt(zmq.SNDHWM, waiting)
         self._out.bind(f"tcp://{host}:{port}")
         self._task: asyncio.Task[None] | None = None
         if repeats:
@@ -38,18 +37,6 @@ class ScriptedPublisher:
     def send_frames(self, *frames: bytes) -> None:
         """Publish any frames at all."""
         self._out.send_multipart(frames)
-
-    def send_until_none_is_taken(self, *frames: bytes, most: int) -> int:
-        """Publish the same again and again, but drop nothing; returns how many were taken before half a second in which
-        none was, `most` at most."""
-        self._out.setsockopt(zmq.XPUB_NODROP, 1)
-        self._out.setsockopt(zmq.SNDTIMEO, 500)
-        for taken in range(most):
-            try:
-                self._out.send_multipart(frames)
-            except zmq.Again:
-                return taken
-        return most
 
     async def _repeat(self, router: zmq.asyncio.Socket) -> None:
         while True:

@@ -27,7 +27,7 @@ class LineFile:
         """Lines, since the last one that was written."""
 
     def write(self, line: str) -> None:
-        """Add one line, with its end. Raises nothing."""
+        """Add one line, with its end. Raises no `OSError`."""
         try:
             self._append(line.encode())
         except OSError as error:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias, cast
+from types import MappingProxyType
+from typing import Final, TypeAlias, cast
 
 import httptools
 
@@ -21,6 +22,10 @@ from ballast_gateway.http.responses import Headers, ResponseReader
 
 POOL_IDLE_S = 4.0
 """Below the 5 s after which uvicorn, and so vLLM, closes an idle connection."""
+
+
+KEEP_ALIVE: Final = MappingProxyType({"IDLE": 15, "INTVL": 5, "CNT": 3})
+"""How the kernel finds a dead peer: seconds of silence, seconds between two probes, probes without an answer."""
 
 
 class UpstreamError(Exception):
@@ -388,9 +393,10 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
     if sock is None:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, f"TCP_KEEP{name}", None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,8 @@ _WAITING = b"vllm:num_requests_waiting"
 _KV_USAGE = b"vllm:kv_cache_usage_perc"
 _PREEMPTIONS = b"vllm:num_preemptions_total"
 _LORA = b"vllm:lora_requests_info"
-_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(rb'(?<!\w)(\w++)="((?:[^"\\]|\\.)*)"')
+"""Linear: a name is looked at once, from its first letter on."""
 
 
 class BadExposition(Exception):

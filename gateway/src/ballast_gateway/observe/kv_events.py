@@ -27,7 +27,7 @@ from ballast_core.beliefs.reported_prefixes import READING
 from ballast_core.model import EndpointId
 from ballast_core.model.events import CacheReported, CacheReportsBegun, CacheReportsEnded, Event
 from ballast_core.model.kv_reports import HistoryTold
-from ballast_gateway.http.client import split_address
+from ballast_gateway.http.client import KEEP_ALIVE, split_address
 from ballast_gateway.observe.fleet import Member
 from ballast_gateway.observe.kv_batches import BadBatch, BatchReader
 from ballast_gateway.observe.kv_counts import KvCounts
@@ -37,16 +37,19 @@ _log = logging.getLogger(__name__)
 
 _MOST_BYTES = 4 * 1024 * 1024
 """Of one batch: a prompt of a million tokens fits."""
-_WAITING = 32
-"""Batches that wait in the socket; more wait in the connection and at the engine (vLLM: 100,000)."""
+_WAITING = 1000
+"""Batches that wait in a live socket while the loop does something else."""
+_WAITING_BYTES = 8 * 1024 * 1024
+"""That wait here, of each rank; more are lost, which is a gap."""
 _REPLAYED = 128
-"""The same for a replay, of which the engine drops what cannot wait."""
+"""Batches that wait in the socket of a replay, of which the engine drops what cannot wait."""
 _REPLAYED_BYTES = 128 * 1024 * 1024
-"""Of all replays together, that wait to be read; more are lost, which is a gap."""
+"""Of all replays together, that wait here; more are lost, which is a gap."""
 _REPLAY_S = 5.0
 """Seconds without an answer until a replay counts as failed. vLLM looks at that port ten times a second."""
-_OLD = 1000
-"""Batches with numbers that have been, in a row, after which the engine is taken for restarted."""
+_OLD = 20_000
+"""Batches with numbers that have been, in a row, after which the engine is taken for restarted: more than can have
+waited while they were repeated."""
 _SAY_EVERY_S = 10.0
 _SHARE = 5
 """A stream whose batches took t seconds is left alone until _SHARE t have passed."""
@@ -166,8 +169,9 @@ class _Stream:
         made.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
         made.setsockopt(zmq.RECONNECT_IVL, 100)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        made.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        made.setsockopt(zmq.TCP_KEEPALIVE, 1)  # ZMTP's heartbeats end the process where a full connection breaks
+        for name, value in KEEP_ALIVE.items():
+            made.setsockopt(getattr(zmq, f"TCP_KEEPALIVE_{name}"), value)
         made.setsockopt(zmq.IPV6, int(":" in self._host))
         return made
 
@@ -181,21 +185,24 @@ class _Stream:
             events.setsockopt_string(zmq.SUBSCRIBE, self._settings.topic)
             monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             events.connect(self._address(self._settings.port))
-            heard = asyncio.ensure_future(events.recv_multipart())
-            due = asyncio.ensure_future(self._due.wait())
-            watching = [asyncio.ensure_future(self._watch(monitor)), heard, due]
-            while True:
-                await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
-                if due.done():
-                    self._due.clear()
-                    watching[2] = due = asyncio.ensure_future(self._due.wait())
-                    await self._catch_up()
-                elif heard.done():
-                    frames = heard.result()
-                    watching[1] = heard = asyncio.ensure_future(events.recv_multipart())
-                    await self._heard(frames)
-                else:
-                    watching[0].result()
+            async with Inbox(events, Room(_WAITING_BYTES), drops=True) as inbox:
+                heard = asyncio.ensure_future(inbox.next())
+                due = asyncio.ensure_future(self._due.wait())
+                watching = [asyncio.ensure_future(self._watch(monitor)), heard, due]
+                while True:
+                    await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+                    if due.done():
+                        self._due.clear()
+                        watching[2] = due = asyncio.ensure_future(self._due.wait())
+                        await self._catch_up()
+                    elif heard.done():
+                        frames = heard.result()
+                        watching[1] = heard = asyncio.ensure_future(inbox.next())
+                        await self._heard(frames)
+                        if inbox.lost_some():
+                            await self._catch_up()
+                    else:
+                        watching[0].result()
         finally:
             for each in watching:
                 each.cancel()

@@ -1,7 +1,10 @@
-"""What an engine repeats of its KV events, taken off the socket as it comes.
+"""KV events that wait to be read, taken off their socket as they come.
 
 vLLM sends a replay in one go. What fits neither into its socket (1,000 batches) nor into the connection it drops, and
-sending takes less time than reading. So batches wait here, within bounds for all engines together.
+sending takes less time than reading. So batches wait here, within bounds.
+
+A live socket must not fill up either: libzmq 4.3.5 then reads its connection no more, does not see that it breaks, and
+may end the process when it does ("Assertion failed: !_io_error").
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import zmq.asyncio
 
 _AT_ONCE = 200
 """Messages until others have their turn on the loop: some milliseconds."""
+_FRAME_BYTES = 100
+"""What a frame takes beside its content."""
 
 
 class Room:
-    """Bytes that may wait, of all replays together. A message that has begun to come is taken whole."""
+    """Bytes that may wait, in one inbox or in several together. A message that has begun to come is taken whole."""
 
     def __init__(self, most_bytes: int) -> None:
         self._free_bytes = most_bytes
@@ -51,9 +56,12 @@ class Room:
 class Inbox:
     """The messages of one socket, in order. It is a context manager: leaving the block drops the rest."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, room: Room) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, room: Room, *, drops: bool = False) -> None:
+        """Without room messages wait in the socket; `drops`: they are lost, and the socket never fills up."""
         self._socket = socket
         self._room = room
+        self._drops = drops
+        self._dropped = False
         self._messages: deque[list[bytes]] = deque()
         self._arrived = asyncio.Event()
 
@@ -63,6 +71,21 @@ class Inbox:
             return None
         frames = self._messages.popleft()
         self._room.give(_size_bytes(frames))
+        return frames
+
+    def lost_some(self) -> bool:
+        """Whether messages were lost for want of room, and all those before them have been taken. Says so once."""
+        lost = self._dropped and not self._messages
+        self._dropped = self._dropped and not lost
+        return lost
+
+    async def next(self) -> list[bytes]:
+        """The next one, when it is there. Raises `zmq.ZMQError`."""
+        while (frames := self.pop()) is None:
+            if self._task.done():
+                self._task.result()
+            self._arrived.clear()
+            await self._arrived.wait()
         return frames
 
     async def comes(self, *, unless: asyncio.Future[None], timeout_s: float) -> bool:
@@ -80,22 +103,29 @@ class Inbox:
 
     async def _fill(self) -> None:
         at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        while True:
-            await self._room.wait()
-            if not self._take(at_once):
-                self._put(await self._socket.recv_multipart())
-            await asyncio.sleep(0)
+        try:
+            while True:
+                if not self._drops:
+                    await self._room.wait()
+                if not self._take(at_once):
+                    self._put(await self._socket.recv_multipart())
+                await asyncio.sleep(0)
+        finally:
+            self._arrived.set()
 
     def _take(self, socket: zmq.Socket[bytes]) -> int:
         """How many were there, of as many as there is room and time for."""
         count = 0
         with suppress(zmq.Again):
-            while count < _AT_ONCE and self._room.left:
+            while count < _AT_ONCE and (self._drops or self._room.left):
                 self._put(socket.recv_multipart(zmq.NOBLOCK))
                 count += 1
         return count
 
     def _put(self, frames: list[bytes]) -> None:
+        if self._drops and not self._room.left:
+            self._dropped = True
+            return
         self._room.take(_size_bytes(frames))
         self._messages.append(frames)
         self._arrived.set()
@@ -114,4 +144,4 @@ class Inbox:
 
 
 def _size_bytes(frames: list[bytes]) -> int:
-    return sum(map(len, frames))
+    return sum(map(len, frames)) + _FRAME_BYTES * len(frames)

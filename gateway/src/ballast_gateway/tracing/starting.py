@@ -41,13 +41,13 @@ def tracing_of(
         found = None
     if found is None:
         raise CannotTrace("the packages for traces are not installed; install ballast[otel], or leave this out")
-    from ballast_gateway.tracing.exporting import Tracing, is_disabled
-
-    if is_disabled():
-        return None
     instance = "/".join((socket.gethostname(), *(f"{kind}-{name}" for kind, name in whose.items())))
     protobuf = _protocol(protocol) == PROTOBUF
     try:
+        from ballast_gateway.tracing.exporting import Tracing, is_disabled  # reads the environment, too
+
+        if is_disabled():
+            return None
         return Tracing(
             service=service,
             instance=instance,
