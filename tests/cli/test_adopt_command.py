@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import parse_resource
@@ -112,6 +112,48 @@ def test_llm_ds_deployments_become_pools_by_role() -> None:
     assert "weight 0 for llama-gateway" in steps
 
 
+@pytest.mark.parametrize(("value", "length"), [("16000", 16_000), ("16k", 16_000), ("16K", 16_384), ("12.5k", 12_500)])
+def test_lengths_are_read_as_vllm_reads_them(value: str, length: int) -> None:
+    """Thousands and 1,024s; the field of the ServingPool has the number."""
+    spec = adopt(_with_arguments("--max-model-len", value)).manifest["spec"]
+    assert spec["model"]["maxModelLen"] == length
+    assert not any(value in entry.get("args", []) for entry in spec["pools"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field", "stays"),
+    [
+        ("max-model-len", "auto", "model.maxModelLen", True),
+        ("max-model-len", "-1", "model.maxModelLen", True),
+        ("tensor-parallel-size", "$(GPUS)", "tensorParallelSize", True),
+        ("shutdown-timeout", "$(PATIENCE)", "drainTimeoutS", True),
+        ("kv-events-config", "$(EVENTS)", "gateway.settings.kvEvents", True),
+        ("port", "$(PORT)", "engine.port", False),
+        ("kv-transfer-config", "$(CONNECTOR)", "engine.kvConnector", False),
+    ],
+)
+def test_an_option_that_no_field_can_say_is_named_and_stays_where_it_may(
+    option: str, value: str, field: str, stays: bool
+) -> None:
+    """vLLM takes the last one, so it has its effect; ports and connectors must be those that Ballast knows."""
+    adopted = adopt(_with_arguments(f"--{option}", value))
+    (prefill, _) = adopted.manifest["spec"]["pools"]
+    assert (prefill.get("args") == [f"--{option}", value]) is stays
+    account = said(adopted, f"pool prefill: --{option}")
+    assert account.startswith(f"check: {value} is no ")
+    assert account.endswith(field)
+    assert said(adopted, "--max-model-len") == ""
+
+
+def _with_arguments(*words: str) -> list[Manifest]:
+    """llm-d's Deployments; prefill pods have only these arguments, and decode pods no length of their own."""
+    objects = llm_d()
+    prefill, decode = (each["spec"]["template"]["spec"]["containers"][0] for each in objects[:2])
+    prefill["args"] = ["--model", "meta-llama/Llama-3.1-8B-Instruct", *words]
+    decode["args"] = [each for each in decode["args"] if not each.startswith("--max-model-len")]
+    return objects
+
+
 @pytest.mark.parametrize(
     ("container", "expected"),
     [
@@ -204,3 +246,51 @@ def test_the_command_prints_a_manifest_and_its_account_apart(tmp_path: Path) -> 
     none = CliRunner().invoke(app, ["adopt", "-f", str(path), "-l", "app=nothing"])
     assert (none.exit_code, none.stdout) == (2, "")
     assert "none has a vLLM engine" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("0.metadata.labels", ["app"], "metadata.labels: must be a mapping of fields"),
+        ("0.spec.replicas", "two", "spec.replicas: must be a whole number"),
+        ("0.spec.template", None, "spec.template: is missing; add it"),
+        ("0.spec.template.metadata.labels", ["a"], "spec.template.metadata.labels: must be a mapping of fields"),
+        ("0.spec.template.spec.nodeSelector", ["a"], "spec.template.spec.nodeSelector: must be a mapping of fields"),
+        ("0.spec.template.spec.containers.0.env", ["B"], "containers[0].env[0]: must be a mapping of fields"),
+        ("0.spec.template.spec.containers.0.volumeMounts", [{"name": "x"}], "mountPath: is missing; add it"),
+        ("0.spec.template.spec.containers.0.resources", ["x"], "containers[0].resources: must be a mapping of fields"),
+        ("3.spec.targetPorts", 8000, "InferencePool llama: spec.targetPorts: must be a list"),
+        ("4.spec.rules", ["x"], "HTTPRoute llama: spec.rules[0]: must be a mapping of fields"),
+        ("5.spec.maxReplicas", "6", "HorizontalPodAutoscaler decode: spec.maxReplicas: must be a whole number"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused_by_its_field(
+    tmp_path: Path, path: str, value: object, problem: str
+) -> None:
+    """As the API server would, which has not seen a file; with a selector, too, that reads labels first."""
+    objects: Any = llm_d()
+    *fields, last = path.split(".")
+    inner: Any = objects
+    for field in fields:
+        inner = inner[int(field) if isinstance(inner, list) else field]
+    inner[last] = value
+    result = _adopt_file(tmp_path, objects, "-l", "app=llama")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    assert problem in result.stderr
+
+
+def test_a_serving_pool_that_cannot_be_is_called_by_its_name(tmp_path: Path) -> None:
+    """One line for one wrong number: the other pool is not called missing."""
+    (prefill, *_) = llm_d()
+    prefill["spec"]["replicas"] = -1
+    prefill["spec"]["template"]["metadata"]["labels"]["llm-d.ai/role"] = "both"
+    result = _adopt_file(tmp_path, [prefill], "--name", "mine")
+    assert result.stderr == "error: ServingPool mine: spec.pools[0].replicas: must be 0 or more, not -1\n"
+
+
+def _adopt_file(folder: Path, objects: list[Manifest], *arguments: str) -> Result:
+    path = folder / "objects.yaml"
+    path.write_text(yaml.safe_dump_all(objects))
+    return CliRunner().invoke(app, ["adopt", "-f", str(path), *arguments])

@@ -64,6 +64,13 @@ def test_the_profile_comes_from_a_flag_or_the_environment(tmp_path: Path) -> Non
         (["m", "--profile", "tpu"], {}, "--profile: there is no profile 'tpu'; 29 are known, see `ballast profiles`"),
         (["m", "--port", "many"], {}, "--port"),
         (["m", "--max-num-seqs", "0"], {}, "--max-num-seqs: must be 1 or more"),
+        (
+            ["m", "--max-model-len", "infk"],
+            {},
+            "--max-model-len: must be a whole number such as 8192 or 8k, not 'infk'",
+        ),
+        (["m", "--max-model-len", "1.5K"], {}, "--max-model-len: must be a whole number"),
+        (["m", "--max-model-len", "9" * 400 + "k"], {}, "--max-model-len: must be a whole number"),
         (["m", "--max-model-len", "10M"], {}, "--max-model-len: 10485760 tokens do not fit the KV cache"),
         (["m", "--time-scale", "0"], {}, "--time-scale: must be between"),
         (["m", "--kv-transfer-config", "{"], {}, "--kv-transfer-config: must be JSON"),

@@ -36,12 +36,11 @@ def adopt_command(
 
     from ballast_api.errors import InvalidInput
     from ballast_cli.adopting.convert import adopt
-    from ballast_cli.adopting.found import unfolded
 
     del output
     try:
         objects = _from_files(file, selector) if file else _from_cluster(namespace, selector)
-        adopted = adopt(unfolded(objects), name=name, namespace=namespace)
+        adopted = adopt(objects, name=name, namespace=namespace)
     except InvalidInput as error:
         _refuse(str(error))
     typer.echo(_account(adopted), err=True, nl=False)
@@ -60,6 +59,7 @@ def _from_files(files: list[str], selector: str) -> list[Any]:
     from ballast_api.errors import InvalidInput, Problem
     from ballast_api.loading import load_documents
     from ballast_cli.adopting.found import unfolded
+    from ballast_cli.adopting.shapes import check_shapes
 
     wanted = _labels(selector)
     found: list[Any] = []
@@ -70,9 +70,11 @@ def _from_files(files: list[str], selector: str) -> list[Any]:
             reason = error.strerror if isinstance(error, OSError) else "is no text in UTF-8"
             raise InvalidInput(each, [Problem("", f"cannot be read: {reason}")]) from None
         found += load_documents(text, source=each)
+    objects = unfolded(found)
+    check_shapes(objects)
     return [
         each
-        for each in unfolded(found)
+        for each in objects
         if each.get("kind") != "Deployment" or wanted.items() <= (each["metadata"].get("labels") or {}).items()
     ]
 

@@ -36,7 +36,16 @@ class InvalidInput(ValueError):
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Problem, ...]:
     """Every line of a pydantic error as a Problem. With `model`, unknown fields get a suggestion."""
-    return tuple(_problem(line, model) for line in error.errors(include_url=False))
+    lines = error.errors(include_url=False)
+    return tuple(_problem(line, model) for line in lines if not _is_echo(line, lines))
+
+
+def _is_echo(line: Any, lines: Sequence[Any]) -> bool:
+    """Whether a list is called too short only because entries that are wrong, and named, do not count."""
+    at = line["loc"]
+    return line["type"] == "too_short" and any(
+        len(other["loc"]) > len(at) and other["loc"][: len(at)] == at for other in lines
+    )
 
 
 def _problem(line: Any, model: type[BaseModel] | None) -> Problem:

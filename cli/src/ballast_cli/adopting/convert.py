@@ -17,23 +17,30 @@ from ballast_api.errors import InvalidInput, Problem
 from ballast_api.hardware_profile import HardwareProfile, HardwareProfileSpec
 from ballast_api.loading import parse_resource
 from ballast_api.serving_pool import ServingPool
-from ballast_cli.adopting.found import Engine, Finding, Manifest, around, engine_in, is_sidecar, of_kind
+from ballast_cli.adopting.found import Engine, Finding, Manifest, around, engine_in, is_sidecar, json_object, of_kind
 from ballast_cli.adopting.gateway import gateway_of
 from ballast_cli.adopting.hardware import hardware_of
 from ballast_cli.adopting.pool import Pool, rendered_pods, spec_of
 from ballast_cli.adopting.steps import steps_to_switch
 from ballast_cli.adopting.templates import add_templates
+from ballast_cli.adopting.words import CommandLine
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.specs.engine_deployment import engine_of
 
 CONNECTOR: Final = "NixlConnector"
-_WRITTEN: Final = frozenset(
-    {
-        *("host", "port", "served-model-name", "tensor-parallel-size", "kv-transfer-config", "shutdown-timeout"),
-        *("kv-events-config", "max-model-len"),
-    }
-)
-"""Options that Ballast writes from fields of the ServingPool."""
+_NUMBERS: Final = {
+    "port": "engine.port",
+    "tensor-parallel-size": "the pool's tensorParallelSize",
+    "shutdown-timeout": "gateway.settings.limits.drainTimeoutS",
+    "max-model-len": "model.maxModelLen",
+}
+"""Options that Ballast writes from a field of the ServingPool which has their number."""
+_OBJECTS: Final = {"kv-transfer-config": "engine.kvConnector", "kv-events-config": "gateway.settings.kvEvents"}
+"""The same of those whose value is JSON."""
+_WRITTEN: Final = frozenset({"host", "served-model-name", *_NUMBERS, *_OBJECTS})
+"""Options that Ballast writes."""
+_REPLACED: Final = frozenset({"port", "kv-transfer-config"})
+"""Those of them that engines must have as Ballast writes them: its gateway would not find them, or moves no KV."""
 _LIMITS: Final = ("block-size", "max-num-seqs", "max-num-batched-tokens")
 """Options that Ballast writes from the HardwareProfile."""
 
@@ -49,7 +56,10 @@ class Adopted:
 
 
 def adopt(objects: Sequence[Manifest], *, name: str | None = None, namespace: str | None = None) -> Adopted:
-    """Raises `InvalidInput` where there is nothing to adopt, or not one ServingPool. The result is valid."""
+    """Raises `InvalidInput` where there is nothing to adopt, or not one ServingPool. The result is valid.
+
+    `objects` have the shapes that the API server, or else `check_shapes`, lets pass.
+    """
     findings: list[Finding] = []
     engines = _engines(objects, findings)
     objects = around(objects, engines)
@@ -67,7 +77,6 @@ def adopt(objects: Sequence[Manifest], *, name: str | None = None, namespace: st
     gateway = gateway_of(objects, pools, findings)
     if gateway:
         spec["gateway"] = gateway
-    _share(pools, spec, findings)
     metadata = {"name": called, "namespace": namespace or engines[0].deployment["metadata"].get("namespace")}
     manifest: Manifest = {
         "apiVersion": API_VERSION,
@@ -75,6 +84,7 @@ def adopt(objects: Sequence[Manifest], *, name: str | None = None, namespace: st
         "metadata": {key: value for key, value in metadata.items() if value},
         "spec": spec,
     }
+    _share(pools, manifest, findings)
     found = parse_resource(manifest)
     assert isinstance(found, ServingPool)
     add_templates(found, pools, spec, findings)
@@ -154,7 +164,8 @@ def _model(pools: Sequence[Pool], findings: list[Finding]) -> Manifest:
         model["servedNames"] = served
     if any(_served(pool.engine) != served for pool in pools):
         findings.append(Finding("differs", "--served-model-name", f"all pools get {' '.join(served) or line.model}"))
-    lengths = {pool.engine.line.number("max-model-len") for pool in pools}
+    lines = [pool.engine.line for pool in pools if not _unread(pool.engine.line, "max-model-len")]
+    lengths = {line.number("max-model-len") for line in lines}
     given = [each for each in lengths if each]
     if given:
         model["maxModelLen"] = min(given)
@@ -267,15 +278,17 @@ def _scales(scaler: Manifest, deployment: Manifest) -> bool:
     return (target.get("kind"), target.get("name")) == ("Deployment", deployment["metadata"]["name"])
 
 
-def _share(pools: Sequence[Pool], spec: Manifest, findings: list[Finding]) -> None:
+def _share(pools: Sequence[Pool], manifest: Manifest, findings: list[Finding]) -> None:
     """Arguments and variables of all pools go to `engine`, the rest to each pool."""
+    spec = manifest["spec"]
     arguments = [list(_arguments(pool, findings)) for pool in pools]
     shared = 0
     while all(len(each) > shared for each in arguments) and len({each[shared] for each in arguments}) == 1:
         shared += 1
     if shared:
         spec["engine"]["args"] = [word for words in arguments[0][:shared] for word in words]
-    bare = spec | {"pools": spec["pools"]}
+    bare = parse_resource(manifest)
+    assert isinstance(bare, ServingPool)
     variables = [_variables(pool, bare) for pool in pools]
     common = [each for each in variables[0] if all(each in other for other in variables)]
     if common:
@@ -296,8 +309,9 @@ def _arguments(pool: Pool, findings: list[Finding]) -> Iterator[tuple[str, ...]]
     if added:
         said = f"Ballast adds {' '.join(added)}, the profile's numbers; set the profile or the pool's args otherwise"
         findings.append(Finding("differs", f"pool {pool.name}: limits", said))
+    kept = _kept(pool, findings)
     for option in pool.engine.line.options:
-        if option.name in _WRITTEN:
+        if option.name in _WRITTEN - kept:
             continue
         if option.name in known and option.value == known.pop(option.name):
             continue
@@ -311,16 +325,31 @@ def _arguments(pool: Pool, findings: list[Finding]) -> Iterator[tuple[str, ...]]
         yield option.words
 
 
+def _kept(pool: Pool, findings: list[Finding]) -> frozenset[str]:
+    """Options that stay in the arguments, where the last one wins, because no field says what their values do."""
+    line = pool.engine.line
+    unread = [name for name in (*_NUMBERS, *_OBJECTS) if _unread(line, name)]
+    for name in unread:
+        wanted = "whole number" if name in _NUMBERS else "JSON object"
+        becomes = "Ballast writes its own" if name in _REPLACED else "it stays in the arguments"
+        said = f"{line.last(name)} is no {wanted}: {becomes}; see {(_NUMBERS | _OBJECTS)[name]}"
+        findings.append(Finding("check", f"pool {pool.name}: --{name}", said))
+    return frozenset(unread) - _REPLACED
+
+
+def _unread(line: CommandLine, name: str) -> bool:
+    """Whether an option is there with a value that is no number, or no JSON object, as it should be."""
+    value = line.last(name)
+    return value is not None and (line.number(name) if name in _NUMBERS else json_object(value)) is None
+
+
 def _numbers(profile: HardwareProfileSpec) -> tuple[str, str, str]:
     return str(profile.block_size), str(profile.max_num_seqs), str(profile.max_num_batched_tokens)
 
 
-def _variables(pool: Pool, spec: Manifest) -> list[Manifest]:
-    """Those that Ballast does not set, or otherwise."""
-    called = {"apiVersion": API_VERSION, "kind": "ServingPool", "metadata": {"name": "it"}, "spec": spec}
-    found = parse_resource(called)
-    assert isinstance(found, ServingPool)
-    rendered = engine_of(rendered_pods(found, pool)).get("env") or ()
+def _variables(pool: Pool, bare: ServingPool) -> list[Manifest]:
+    """Those that Ballast does not set, or otherwise. `bare` sets none itself."""
+    rendered = engine_of(rendered_pods(bare, pool)).get("env") or ()
     ours = {each["name"]: each for each in rendered}
     return [each for each in pool.engine.container.get("env") or () if ours.get(each["name"]) != _plain(each)]
 

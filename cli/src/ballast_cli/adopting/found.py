@@ -185,8 +185,13 @@ def _role(deployment: Manifest, connector: Manifest) -> tuple[RoleName, str]:
 
 def as_json(text: str | None) -> Manifest:
     """An option's value as an object; empty where it is none."""
+    return json_object(text or "") or {}
+
+
+def json_object(text: str) -> Manifest | None:
+    """The object that a JSON text is; None where it is none."""
     try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ballast_sim.human_integers import human_integer
+
 _SHORT: Final = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 _SHELLS: Final = re.compile(r"^(.*/)?(ba|da|z)?sh$")
 _SHELL_WORDS: Final = re.compile(r"[;&|<>`]|\$\(|\$\{|\$[A-Za-z_]|\n(?!\s*$)")
@@ -40,9 +42,12 @@ class CommandLine:
         return next((each.value for each in reversed(self.options) if each.name == name), None)
 
     def number(self, name: str) -> int | None:
-        """A whole number that an option has; None without one."""
-        value = self.last(name) or ""
-        return int(value) if value.isdigit() else None
+        """The whole number of 0 or more that an option has; None without one (`auto`, `$(LENGTH)`)."""
+        try:
+            value = human_integer(self.last(name) or "")
+        except ValueError:
+            return None
+        return value if value >= 0 else None
 
 
 def command_line(container: Mapping[str, Any]) -> CommandLine | str:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineConfig
+from ballast_sim.human_integers import human_integer
 from ballast_sim.naming import known_names
 from ballast_sim.own_profiles import ProfileFileError, read_profiles
 
@@ -207,26 +208,22 @@ def _lora_module(text: str) -> tuple[str, str]:
 
 
 def _positive(text: str) -> int:
-    value = _human_int(text)
+    value = _human_integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text!r}")
     return value
 
 
 def _count(text: str) -> int:
-    value = _human_int(text)
+    value = _human_integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
     return value
 
 
-def _human_int(text: str) -> int:
-    """Integers as vLLM takes them: 8192, 8k (thousands), 8K (1,024s)."""
-    factors = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+def _human_integer(text: str) -> int:
     try:
-        if text[-1:] in factors:
-            return int(float(text[:-1]) * factors[text[-1]])
-        return int(text)
+        return human_integer(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number such as 8192 or 8k, not {text!r}") from None
 
