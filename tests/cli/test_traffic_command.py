@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from ballast_cli.main import app
 from ballast_sim.workloads import read_trace
+from tests.support.canned_server import canned_server
 from tests.support.gateway_kit import post, raw_exchange, running_gateway
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, scripted_engine, vllm_events
 
@@ -48,3 +50,49 @@ async def test_a_gateway_that_does_not_answer_is_an_error_that_names_it(tmp_path
     result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert (result.exit_code, file.exists()) == (2, False)
     assert "http://127.0.0.1:1" in result.output
+
+
+ROW = b'{"arrival_s":1.5,"input_tokens":8,"output_tokens":2,"class":0}\n'
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (OK + b"content-length: 5000\r\n\r\n" + ROW, "broke off"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(ROW) + ROW, "broke off"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
+        (b"", "cannot be fetched"),
+        (OK + b"\r\n<html>\n", "something else than its traffic"),
+        (OK + b'\r\n{"arrival_s":"x","input_tokens":8,"class":0}\n', "something else than its traffic"),
+    ],
+    ids=["short", "chunks", "no-http", "nothing", "page", "types"],
+)
+async def test_half_an_answer_or_another_one_is_an_error_that_names_the_gateway(
+    tmp_path: Path, answer: bytes, said: str
+) -> None:
+    """Nothing is written: half of the traffic would look like all of it."""
+    file = tmp_path / "trace.jsonl"
+    async with canned_server(answer) as address:
+        command = ["traffic", "--gateway", f"http://{address}", "--output", str(file)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert (result.exit_code, file.exists()) == (2, False)
+    assert f"http://{address}" in result.output
+    assert said in " ".join(result.output.split())
+
+
+async def test_a_whole_answer_needs_no_length(tmp_path: Path) -> None:
+    """In chunks with their end, or until the connection ends."""
+    for head, body in ((b"transfer-encoding: chunked\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(ROW), ROW)), (b"", ROW)):
+        async with canned_server(OK + head + b"\r\n" + body) as address:
+            command = ["traffic", "--gateway", f"http://{address}"]
+            result = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert (result.exit_code, result.stdout) == (0, ROW.decode())
+
+
+@pytest.mark.parametrize("gateway", ["127.0.0.1:9090", "gateway", "ftp://gateway", ""])
+def test_a_gateway_without_http_is_refused(gateway: str) -> None:
+    """Nobody is asked: the other one may well be right."""
+    result = CliRunner().invoke(app, ["traffic", "--gateway", "http://127.0.0.1:1", "--gateway", gateway])
+    assert result.exit_code == 2
+    assert result.output == f"error: --gateway: {gateway!r} is no address such as http://127.0.0.1:9090\n"

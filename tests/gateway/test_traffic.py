@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ballast_api.recorded_traffic import merged
+from ballast_api.recorded_traffic import merged, rows_of
 from ballast_core.model import Request, RequestId
 from ballast_core.state.flights import Flights
 from ballast_core.state.ledger import Entry
@@ -244,7 +244,7 @@ def test_rows_of_several_gateways_make_one_trace(tmp_path: Path) -> None:
         together(one)
         parts[number * 7 % 5 % 2](one)
     file = tmp_path / "merged.jsonl"
-    file.write_bytes(b"".join(merged(named(part) for part in parts)))
+    file.write_bytes(b"".join(merged(row for part in parts for row in rows_of(named(part)))))
     (tmp_path / "alone.jsonl").write_bytes(b"".join(together.trace()))
     found, alone = read_trace(file), read_trace(tmp_path / "alone.jsonl")
 
@@ -273,10 +273,24 @@ def test_names_are_the_same_for_one_key_only() -> None:
     assert b"secret" not in named(kept)
 
 
-@pytest.mark.parametrize("part", [b"[]\n", b'{"a": 1}\n', b"<html>\n"])
-def test_what_is_no_row_is_refused(part: bytes) -> None:
-    with pytest.raises(ValueError, match=r"no row|Expecting"):
-        list(merged([part]))
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[]", '{"a": 1}', "<html>", "[" * 10_000),
+        '{"arrival_s": "1", "input_tokens": 1, "class": 0}',
+        '{"arrival_s": NaN, "input_tokens": 1, "class": 0}',
+        '{"arrival_s": 1, "input_tokens": [2], "class": 0}',
+        '{"arrival_s": 1, "input_tokens": 1, "class": {}}',
+        '{"arrival_s": 1, "input_tokens": 1, "class": 0, "taken_tokens": "3"}',
+        '{"arrival_s": 1, "input_tokens": 1, "class": 0, "hash_ids": [[1]], "block_size": 16}',
+        '{"arrival_s": 1, "input_tokens": 1, "class": 0, "hash_ids": [1]}',
+    ],
+)
+def test_what_is_no_row_is_refused(line: str) -> None:
+    """In words, also where the fields are there and hold something else."""
+    assert len(rows_of(b'{"arrival_s": 1.5, "input_tokens": 1, "class": 0}\n')) == 1
+    with pytest.raises(ValueError, match="no row of recorded traffic"):
+        rows_of(line.encode() + b"\n")
 
 
 async def test_the_admin_api_gives_the_traffic_of_the_gateway(tmp_path: Path) -> None:

@@ -21,17 +21,25 @@ def traffic_command(
 
     Exit status: 0, or 2 for input that cannot work, or a gateway that does not answer.
     """
-    from ballast_api.recorded_traffic import TRAFFIC, merged
-    from ballast_cli.options.trace_files import fetched
+    from ballast_api.recorded_traffic import TRAFFIC, merged, rows_of
+    from ballast_cli.options.trace_files import fetched, is_url
     from ballast_cli.output import check_outputs, write_output
 
     if minutes is not None and not 0 < minutes <= 1e6:
         raise typer.BadParameter(f"must be above 0 and at most 1e6, not {minutes:g}", param_hint="--minutes")
     try:
+        if wrong := [url for url in gateway if not is_url(url)]:
+            raise ValueError(f"--gateway: {wrong[0]!r} is no address such as http://127.0.0.1:9090")
         check_outputs({"--output": output}, [])
         query = f"names={secrets.token_hex(16)}" + ("" if minutes is None else f"&minutes={minutes:g}")
-        answers = [fetched(f"{url.rstrip('/')}{TRAFFIC}?{query}") for url in gateway]
-        text = b"".join(merged(answers)).decode()
+        rows = []
+        for url in gateway:
+            answer = fetched(f"{url.rstrip('/')}{TRAFFIC}?{query}")
+            try:
+                rows += rows_of(answer)
+            except ValueError as error:
+                raise ValueError(f"--gateway: {url} answers something else than its traffic ({error})") from None
+        text = b"".join(merged(rows)).decode()
         write_output("--output", output, text)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)

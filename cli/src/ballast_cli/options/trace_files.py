@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from http.client import BadStatusLine, HTTPException, IncompleteRead, RemoteDisconnected
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ _MOST_BYTES = 4 * 1024**3
 def trace_file(where: str | Path) -> Path:
     """The trace at a path or a URL, as a plain file. Raises `typer.BadParameter` where it cannot be fetched."""
     url = str(where)
-    if not url.startswith(_SCHEMES):
+    if not is_url(url):
         return Path(url)
     folder = Path(tempfile.mkdtemp(prefix="ballast-trace-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -32,11 +33,15 @@ def trace_file(where: str | Path) -> Path:
         error.close()  # it holds the connection
         hint = f"; the gateway's token goes into {TOKEN}" if error.code == 401 else ""
         raise typer.BadParameter(f"{url}: answered {error.code} {error.reason}{hint}") from None
-    except (URLError, OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise typer.BadParameter(f"{url}: cannot be fetched: {reason}") from None
+    except (HTTPException, OSError, ValueError) as error:
+        raise typer.BadParameter(f"{url}: cannot be fetched: {_reason(error)}") from None
     _fetched[file] = url
     return file
+
+
+def is_url(where: str) -> bool:
+    """Whether a trace is asked for there, and no file is meant."""
+    return where.lower().startswith(_SCHEMES)
 
 
 def origin(file: Path) -> str:
@@ -62,3 +67,15 @@ def _fetch(url: str, file: Path) -> None:
             if left < 0:
                 raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
             out.write(part)
+        if answer.length:  # of the bytes that it announced
+            raise ValueError(f"the answer broke off, {answer.length} bytes before its end")
+
+
+def _reason(error: Exception) -> object:
+    if isinstance(error, URLError):
+        return error.reason
+    if isinstance(error, IncompleteRead):
+        return "the answer broke off"
+    if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
+        return f"what answers is no HTTP server ({str(error)[:80]!r})"
+    return error

@@ -33,7 +33,7 @@ from ballast_api.load_report import read_report as read_load
 from ballast_api.load_report import together as loads_together
 from ballast_api.profile_report import PROFILES, read_profiles
 from ballast_api.profile_report import together as profiles_together
-from ballast_api.recorded_traffic import TRAFFIC
+from ballast_api.recorded_traffic import TRAFFIC, rows_of
 from ballast_api.recorded_traffic import merged as traces_merged
 from ballast_gateway.live.rows import EVENTS, LIVE, ONLY, REQUEST, WORKERS
 from ballast_gateway.live.serving import OPEN, serve_page, stream
@@ -218,8 +218,10 @@ class Admin:
             return 200, _JSON, loads_together([read_load(each.content) for each in answers])
         if path == PROFILES:
             return 200, _JSON, profiles_together([read_profiles(each.content) for each in answers])
-        rows = [each.content for each in answers]
-        lines = b"".join(rows).splitlines(keepends=True) if "names" in query else list(traces_merged(rows))
+        if "names" in query:
+            lines = b"".join(each.content for each in answers).splitlines(keepends=True)
+        else:
+            lines = list(traces_merged(row for each in answers for row in rows_of(each.content)))
         newest = _INTEGER.validate_python(query.get("limit", len(lines)))
         return 200, answers[0].headers["content-type"], b"".join(lines[max(0, len(lines) - newest) :])
 

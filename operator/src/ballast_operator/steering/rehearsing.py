@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from ballast_api.recorded_traffic import merged
+from ballast_api.recorded_traffic import merged, rows_of
 from ballast_api.rehearsal_job import WORKER, RehearsalAnswer, RehearsalJob, job_bytes, read_answer
 from ballast_core.policies.scaling.protocol import Proposal
 from ballast_operator.gateways.asking import TRAFFIC_S, NoAnswer, asker
@@ -77,7 +77,8 @@ def recorded(pods: Sequence[GatewayPod], token: bytes, minutes: float, within_s:
             raise answer
         elif pod.ready:
             problems.append(f"{pod.name}: {answer}")
-    return Trace(tuple(merged(parts)), len(parts) + len(problems), tuple(problems))
+    rows = (row for part in parts for row in rows_of(part))
+    return Trace(tuple(merged(rows)), len(parts) + len(problems), tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)
