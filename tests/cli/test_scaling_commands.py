@@ -89,7 +89,10 @@ def test_options_of_a_scaling_policy_are_refused_without_one(words: tuple[str, .
     assert f"{words[0]}: belongs to a scaling policy; give --autoscale, too" in " ".join(said.stderr.split())
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"decisions": [{"reason": "x"}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "3", '{"decisions": [{"reason": "x"}]}', pytest.param("[" * 100_000, id="deep")],
+)
 def test_a_file_without_a_decision_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "record.json"
     path.write_text(text)

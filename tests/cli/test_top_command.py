@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from ballast_cli.main import app
 from ballast_cli.top_view import screen
 from ballast_gateway.live.rows import About, AttainmentRow, EndpointRow, Frame, RequestRow, Tally
+from tests.support.canned_server import canned_server
 from tests.support.gateway_kit import running_gateway
 from tests.support.scripted_engine import decode_script, scripted_engine
 
@@ -111,6 +112,17 @@ def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
     assert result.exit_code == 2
     assert result.output.startswith("error: --gateway: ")
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n"], ids=["head", "body"])
+async def test_a_server_that_trickles_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    """Neither its head nor its body, although the next byte always comes."""
+    monkeypatch.setattr("ballast_cli.top._WHOLE_S", 0.5)
+    slowly = (head, *(bytes([each]) for each in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 500))
+    async with canned_server(*slowly, pause_s=0.1) as address:
+        result = await asyncio.wait_for(asyncio.to_thread(asked, "--gateway", f"http://{address}"), 30)
+    assert result.exit_code == 2
+    assert result.output == f"error: --gateway: http://{address} has not answered to the end within 0.5 s\n"
 
 
 def test_the_head_says_whose_sums_these_are() -> None:

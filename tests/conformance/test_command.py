@@ -13,6 +13,7 @@ from ballast_cli.main import app
 from ballast_conformance import suite
 from tests.conformance.pickers import ENDPOINTS, Honest, running
 from tests.conformance.wrong_pickers import ListsOnly, NoMetadata
+from tests.support.scripted_engine import silent_server
 
 QUICK = ("--model", "m", "--only", "destination.*", "--only", "subset.*")
 
@@ -81,6 +82,15 @@ async def test_what_cannot_work_exits_2_with_a_reason() -> None:
         result = await command(*arguments)
         assert result.exit_code == 2, arguments
         assert reason in result.stderr
+
+
+async def test_a_port_that_says_nothing_is_said_to_say_nothing() -> None:
+    """With the time that it had, for either transport."""
+    async with silent_server() as address:
+        result = await command(address, "--timeout", "0.3")
+    assert result.exit_code == 2
+    reason = "no answer within 0.3 s"
+    assert f"no HTTP/2 server at {address} (without TLS: {reason}; with TLS: {reason})" in result.stderr
 
 
 def test_the_list_names_each_case_once_with_its_level_and_source() -> None:

@@ -47,7 +47,7 @@ def scaling_command(
         if at is not None:
             found = [each for each in found if each["at_s"] <= at][-1:]
         lines = [line for each in found for line in explained(each)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _refuse(f"{of}: holds no scaling decision as Ballast writes it ({error})")
     if not lines:
         _refuse(f"{of}: holds no scaling decision" + ("" if at is None else f" until {at:g} s"))

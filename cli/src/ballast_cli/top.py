@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    import httpx
+
     from ballast_gateway.live.rows import Frame
 
 _WAIT_S = 5.0
+"""For the gateway's next bytes."""
+_WHOLE_S = 30.0
+"""For a whole snapshot, however it trickles in."""
 
 
 def top_command(
@@ -72,6 +77,8 @@ def _watch(gateway: str, token: str | None, asked: dict[str, str], interval_s: f
 
 def _asked(gateway: str, token: str | None, asked: dict[str, str]) -> Frame:
     """One snapshot. Raises `ValueError` in plain words."""
+    import asyncio
+
     import httpx
     import msgspec
 
@@ -80,11 +87,13 @@ def _asked(gateway: str, token: str | None, asked: dict[str, str]) -> Frame:
     url = f"{gateway.rstrip('/')}{LIVE}"
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(url, headers=headers, params=asked, timeout=_WAIT_S, trust_env=False)
+        answer = asyncio.run(_got(url, headers, asked))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ValueError(f"--gateway: {gateway!r} is no address such as http://127.0.0.1:9090 ({error})") from None
     except UnicodeEncodeError:
         raise ValueError("--token: may hold ASCII characters only") from None
+    except TimeoutError:
+        raise ValueError(f"--gateway: {gateway} has not answered to the end within {_WHOLE_S:g} s") from None
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise ValueError(f"--gateway: {gateway} does not answer ({reason}); is this its admin port?") from None
@@ -97,6 +106,16 @@ def _asked(gateway: str, token: str | None, asked: dict[str, str]) -> Frame:
         return msgspec.json.decode(answer.content, type=Frame)
     except msgspec.DecodeError as error:
         raise ValueError(f"--gateway: {gateway} answers something else than a snapshot ({error})") from None
+
+
+async def _got(url: str, headers: dict[str, str], asked: dict[str, str]) -> httpx.Response:
+    """Raises `TimeoutError` for an answer that does not end, and httpx's errors."""
+    import asyncio
+
+    import httpx
+
+    async with asyncio.timeout(_WHOLE_S), httpx.AsyncClient(timeout=_WAIT_S, trust_env=False) as client:
+        return await client.get(url, headers=headers, params=asked)
 
 
 def _detail(answer: object) -> str:

@@ -32,7 +32,8 @@ async def with_transport(host: str, port: int, tls: bool | None, timeout_s: floa
         try:
             made = await connect(host, port, tls=over_tls, timeout_s=timeout_s)
         except (OSError, ssl.SSLError, TimeoutError) as error:
-            problems.append(f"{'with' if over_tls else 'without'} TLS: {error or 'no answer'}")
+            silent = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            problems.append(f"{'with' if over_tls else 'without'} TLS: {str(error) or silent}")
             continue
         await made.aclose()
         return Address(host, port, over_tls)
