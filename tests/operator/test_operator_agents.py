@@ -132,6 +132,17 @@ def test_a_pinned_agent_of_prefill_pods_is_left_out_behind_an_envoy() -> None:
     ]
 
 
+def test_an_own_init_container_of_the_agents_name_stays_in_pods_that_have_none() -> None:
+    """Vault's, say. The hash of such pods, and of those without init containers, is as it was: no engine rolls."""
+    own = {"name": "agent", "image": "hashicorp/vault:1", "command": ["vault", "agent", "-exit-after-auth"]}
+    mine = pool("prefill", "Prefill", hardware="a100", template={"spec": {"initContainers": [own]}})
+    none = pool("decode", "Decode", template={"spec": {"initContainers": []}})
+    result = plan(observed(serving_pool(mine, none)))
+    assert template(result, "chat-prefill")["spec"]["initContainers"] == [own]
+    assert template(result, "chat-decode")["spec"]["initContainers"] == []
+    assert not [each for each in result.remarks if "agent" in each]
+
+
 def test_an_agent_traces_by_the_environment_that_a_pools_template_gives_it() -> None:
     """Beside what it has anyway; the agent's own command reads it. The engine's container stays as it was."""
     wanted = [

@@ -52,10 +52,16 @@ def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifes
 
 
 def without_agent(pod: Manifest) -> Manifest:
-    """A pod's spec without the container, which an overlay may have brought."""
+    """A pod's spec without the container."""
     others = [each for each in pod.get("initContainers") or () if each["name"] != names.AGENT_CONTAINER]
     kept = {key: value for key, value in pod.items() if key != "initContainers"}
     return {**kept, "initContainers": others} if others else kept
+
+
+def without_pin(pod: Manifest) -> Manifest:
+    """The spec of a pod that has no agent, without what its overlay asks of one. The same object where it asks nothing:
+    its hash stays."""
+    return without_agent(pod) if any(map(_is_pin, pod.get("initContainers") or ())) else pod
 
 
 def remarks(spec: ServingPoolSpec) -> tuple[str, ...]:
@@ -70,7 +76,13 @@ def remarks(spec: ServingPoolSpec) -> tuple[str, ...]:
 
 def _asks_for_agent(pool: PoolSpec) -> bool:
     given = {} if pool.template is None else pool.template.spec.model_extra or {}
-    return any(each["name"] == names.AGENT_CONTAINER for each in given.get("initContainers") or ())
+    return any(map(_is_pin, given.get("initContainers") or ()))
+
+
+def _is_pin(container: Manifest) -> bool:
+    """Whether it changes the agent. One that says what it runs is the user's own, whatever its name."""
+    runs = container.get("command") or container.get("args")
+    return container["name"] == names.AGENT_CONTAINER and not runs
 
 
 def _probe(what: str, *, period_s: int, failures: int) -> Manifest:

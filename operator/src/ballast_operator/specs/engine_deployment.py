@@ -11,7 +11,7 @@ from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.rollouts.allowances import Allowance
 from ballast_operator.settings import GatewayDefaults
-from ballast_operator.specs.agent_container import agent_container, without_agent
+from ballast_operator.specs.agent_container import agent_container, without_pin
 from ballast_operator.specs.ballast_image import pull_secrets
 from ballast_operator.specs.engine_container import START_UP_S, engine_container, grace_period_s, volumes
 from ballast_operator.specs.hold import hold_volume
@@ -100,7 +100,7 @@ def engine_template(
         pod["nodeSelector"] = dict(profile.node_selector)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
     template = with_overlay({"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}, pool.template)
-    return template if spec.has_agent(pool) else {**template, "spec": without_agent(template["spec"])}
+    return template if spec.has_agent(pool) else {**template, "spec": without_pin(template["spec"])}
 
 
 def engine_of(template: Manifest) -> Manifest:
