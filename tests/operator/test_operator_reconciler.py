@@ -114,6 +114,36 @@ def test_a_zero_in_an_overlay_is_complete_and_costs_no_write(overlay: Manifest) 
     assert stored_condition(store, "Progressing")["reason"] == "Complete"
 
 
+TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoExecute"}
+
+
+def tolerating(**more: Any) -> Manifest:
+    return {"template": {"spec": {"tolerations": [TOLERATION | more]}}}
+
+
+def front(**more: Any) -> Manifest:
+    return {"parentRefs": [{"name": "front"} | more]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (tolerating(tolerationSeconds=300), tolerating(tolerationSeconds=None), "Deployment"),
+        (tolerating(tolerationSeconds=300), tolerating(), "Deployment"),
+        (front(sectionName="https"), front(), "HTTPRoute"),
+        (front() | {"match": {"headers": [{"name": "x-team", "value": "a"}]}}, front(), "HTTPRoute"),
+    ],
+    ids=["null", "left-out", "parent", "match"],
+)
+def test_a_field_that_a_list_of_the_spec_loses_is_taken_away(before: Manifest, after: Manifest, kind: str) -> None:
+    """In a list that is applied as a whole, of which the API server does not say what is ours."""
+    store, fresh = serving(gateway=before), serving(gateway=after)
+    edited(store, gateway=after)
+    look(store)
+    key = (kind, NAMESPACE, "chat-gateway")
+    assert store.objects[key]["spec"] == fresh.objects[key]["spec"]
+
+
 def test_an_edit_is_in_progress_from_the_very_look_that_writes_it() -> None:
     """The Deployment's counts are still those of the older revision: the new spec must not be reported as complete."""
     store = serving()

@@ -44,6 +44,8 @@ ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On gateway pods: a hash of the settings that they do not reload; a change rolls them."""
 ANNOTATION_REVISION: Final = f"{GROUP}/revision"
 """On engine pods: the revision of the pool's template."""
+ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
+"""On the gateways' Deployment, HTTPRoutes and NetworkPolicies: a hash of the spec that the operator wrote."""
 ANNOTATION_ALLOW_DELETION: Final = f"{GROUP}/allow-deletion"
 """On a SchedulingPolicy, ServiceLevelObjective or HardwareProfile, by people: `true` lets it be deleted although
 ServingPools name it."""

@@ -14,7 +14,7 @@ from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.ballast_image import STARTS_WITHIN_S, ballast_image, pull_secrets
 from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
-from ballast_operator.specs.meta import Owner, child, content_hash
+from ballast_operator.specs.meta import Owner, child, content_hash, with_spec_hash
 from ballast_operator.specs.security import container_security, pod_security
 from ballast_operator.specs.token_mount import token_mount, token_volume
 
@@ -69,7 +69,7 @@ def gateway_deployment(
             ],
         },
     }
-    return child(
+    deployment = child(
         DEPLOYMENT,
         owner,
         name,
@@ -82,6 +82,7 @@ def gateway_deployment(
             "template": with_overlay(template, gateway.template),
         },
     )
+    return with_spec_hash(deployment)
 
 
 def _away_from(nodes: Sequence[Mapping[str, str]]) -> Manifest:

@@ -55,6 +55,14 @@ def with_labels(manifest: Manifest, labels: Mapping[str, str]) -> Manifest:
     return {**manifest, "metadata": {**metadata, "labels": {**metadata["labels"], **labels}}}
 
 
+def with_spec_hash(manifest: Manifest) -> Manifest:
+    """`manifest` with a hash of its spec, by which a field that the spec no longer has within a list is a change: the
+    API server does not say what in a list that is applied as a whole is ours."""
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), names.ANNOTATION_SPEC_HASH: content_hash(manifest["spec"])}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+
 def content_hash(value: object) -> str:
     """Ten hex digits that change when plain data changes, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -13,7 +13,7 @@ from typing import Final
 
 from ballast_api import names
 from ballast_operator.kinds import NETWORK_POLICY, Manifest
-from ballast_operator.specs.meta import Component, Owner, child
+from ballast_operator.specs.meta import Component, Owner, child, with_spec_hash
 from ballast_operator.specs.services import engines_service_name
 
 _LAST_PORT: Final = 65535
@@ -49,7 +49,7 @@ def _policy(
     gateways = [{"podSelector": {"matchLabels": names.gateway_match_labels(owner.name)}}]
     closed = {names.PORT_POD_API: gateways, **guarded}
     edges = [0, *sorted(closed), _LAST_PORT + 1]
-    return child(
+    policy = child(
         NETWORK_POLICY,
         owner,
         name,
@@ -69,6 +69,7 @@ def _policy(
             ],
         },
     )
+    return with_spec_hash(policy)
 
 
 def _ports(protocol: str, first: int, last: int | None = None) -> Manifest:

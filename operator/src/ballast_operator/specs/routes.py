@@ -12,7 +12,7 @@ from typing import Final
 from ballast_api import names, wire_names
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Manifest
-from ballast_operator.specs.meta import Owner, child
+from ballast_operator.specs.meta import Owner, child, with_spec_hash
 from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
 
 MESSAGE_TIMEOUT: Final = f"{names.PICKER_MESSAGE_TIMEOUT_S}s"
@@ -52,7 +52,7 @@ def backend_inference_pool(owner: Owner) -> Manifest:
 def http_route(owner: Owner, spec: ServingPoolSpec, backend: Manifest) -> Manifest:
     """The OpenAI API, and nothing else that engines serve, at the parents' address."""
     gateway = spec.gateway
-    return child(
+    route = child(
         HTTP_ROUTE,
         owner,
         http_route_name(owner.name),
@@ -70,6 +70,7 @@ def http_route(owner: Owner, spec: ServingPoolSpec, backend: Manifest) -> Manife
             ],
         },
     )
+    return with_spec_hash(route)
 
 
 def _matches(spec: ServingPoolSpec) -> list[Manifest]:

@@ -5,7 +5,8 @@ live object holds all that is needed: its values, and in `managedFields` the fie
 when (1) we never applied the object, (2) a desired value is missing or different, (3) we own a field that is no longer
 desired, or (4) a list or mapping that we applied as a whole has other entries, or is not ours any more. Fields that
 others own do not matter. The API server leaves out many a zero (an empty text, False, 0): one that we applied is not
-missing while it is ours. A null asks for nothing.
+missing while it is ours. A null asks for nothing. A field that an entry of (4) has and we do not want may be a default
+of the server: that we wanted it before, a hash of the spec tells (`with_spec_hash`).
 """
 
 from __future__ import annotations
