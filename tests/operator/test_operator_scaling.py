@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_api.common import MAX_INT
 from ballast_api.hardware_profile import EngineProfile
 from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.kinds import Manifest
+from ballast_operator.planning.instances import wanted_instances
+from ballast_operator.planning.references import parse_pool
+from ballast_operator.scaling.inputs import LOST_S
 from ballast_operator.scaling.records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
 from ballast_operator.steering.rehearsing import Trace
 from tests.support.object_store import UNAVAILABLE, Killed
-from tests.support.operator_builders import NAMESPACE, objective, pool
-from tests.support.scaled_fleet import CHAT, Fleet, autoscaled, hardware
+from tests.support.operator_builders import API_VERSION, NAMESPACE, deployment, objective, observed, pool, serving_pool
+from tests.support.scaled_fleet import CHAT, GRACE_S, Fleet, autoscaled, hardware
 
 BUSY_RPS, CALM_RPS = 40.0, 5.0
 
@@ -472,6 +477,95 @@ def test_another_scalers_pool_grows_only_on_gpus_that_no_instance_has() -> None:
     assert fleet.counts() == {"prefill": 6, "decode": 2}
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["gone", "lost"])
+def test_a_pod_that_ends_has_its_gpu_until_it_is_gone_or_its_node_is_lost(lost: bool) -> None:
+    """Its Deployment counts it no more."""
+    fleet = both_external(budget=8)
+    fleet.ends = False
+    scaled(fleet, prefill=1, decode=8)
+    fleet.round(3)
+    assert fleet.counts() == {"prefill": 1, "decode": 4}
+    assert len(fleet.ending) == 3
+    fleet.ends = not lost
+    fleet.round(1)
+    assert fleet.counts() == {"prefill": 1, "decode": 4 if lost else 7}
+    fleet.round(int((GRACE_S + LOST_S) / 15.0))
+    assert fleet.counts() == {"prefill": 1, "decode": 7}
+
+
+def test_no_other_scalers_pool_grows_while_the_gpus_of_one_are_not_known() -> None:
+    pools = [autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode", by="External")]
+    pools[1]["hardware"] = "big"
+    fleet = Fleet(pools=pools, spec={"gpuBudget": 8}, hardware=[hardware(), hardware("big")])
+    scaled(fleet, prefill=4, decode=4)
+    fleet.round(4)
+    fleet.store.remove(("HardwareProfile", None, "big"))
+    scaled(fleet, prefill=8)
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 4, "decode": 4}
+    scaled(fleet, prefill=3)
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 3, "decode": 4}
+    fleet.store.put(hardware("big"))
+    scaled(fleet, prefill=8)
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 4, "decode": 4}
+
+
+def wanted_by_others(budget: int, has: dict[str, int], asked: dict[str, int], **more: Any) -> Mapping[str, int]:
+    """Instances of pools on one GPU each (`gpus`: other numbers) that others scale, without a cluster."""
+    gpus = more.pop("gpus", dict.fromkeys(has, 1))
+    pools = [autoscaled(name, "Flexible", most=MAX_INT, by="External") for name in has]
+    numbers: list[Manifest] = [
+        {"kind": "EnginePool", "apiVersion": API_VERSION, "metadata": {"name": f"chat-{name}"}, "spec": {"replicas": n}}
+        for name, n in asked.items()
+    ]
+    workloads = (deployment(f"chat-{name}", wanted=count) for name, count in has.items())
+    seen = observed(serving_pool(*pools, gpuBudget=budget, **more), children=(*workloads, *numbers))
+    return wanted_instances(seen, parse_pool(seen.pool).spec, gpus)
+
+
+def test_another_scalers_pool_keeps_what_it_wanted_last_while_a_rollout_has_one_pod_less() -> None:
+    """Else its neighbour would take the GPU, and the rollout would end one instance short."""
+    last = {"pools": [{"name": "a", "replicas": 4}, {"name": "b", "replicas": 4}]}
+    found = wanted_by_others(8, has={"b": 4, "a": 3}, asked={"b": 8, "a": 4}, status=last)
+    assert found == {"a": 4, "b": 4}
+
+
+def test_a_million_instances_are_worked_out_at_once() -> None:
+    """As by one instance in turn."""
+    counts = wanted_by_others(MAX_INT, has={"a": 1, "b": 1}, asked={"a": MAX_INT, "b": 1000})
+    assert counts == {"a": MAX_INT - 1000, "b": 1000}
+    counts = wanted_by_others(MAX_INT, has={"a": 1, "b": 1}, asked={"a": MAX_INT, "b": MAX_INT}, gpus={"a": 1, "b": 2})
+    assert counts == {"a": MAX_INT // 3 + 1, "b": MAX_INT // 3}
+
+
+@given(
+    budget=st.integers(3, 40),
+    has=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    asked=st.lists(st.integers(1, 30), min_size=3, max_size=3),
+    each=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+)
+def test_what_the_budget_leaves_goes_to_pools_of_other_scalers_in_turn(
+    budget: int, has: list[int], asked: list[int], each: list[int]
+) -> None:
+    """First what they have, then what they ask for beside what is there; against plain turns."""
+    names, gpus = ["a", "b", "c"], dict(zip("abc", each, strict=True))
+    there, goals = dict(zip(names, has, strict=True)), dict(zip(names, asked, strict=True))
+    counts = dict.fromkeys(names, 1)
+    for goal, beside in ({name: min(there[name], goals[name]) for name in names}, {}), (goals, there):
+        grown = True
+        while grown:
+            grown = False
+            for name in names:
+                more = counts | {name: counts[name] + 1}
+                needed = sum(gpus[one] * max(more[one], beside.get(one, 0)) for one in names)
+                if more[name] <= goal[name] and needed <= budget:
+                    counts, grown = more, True
+    if sum(each) <= budget:
+        assert wanted_by_others(budget, has=there, asked=goals, gpus=gpus) == counts
+
+
 def test_a_budget_that_is_lowered_leaves_pools_of_other_scalers_their_share() -> None:
     fleet = both_external(budget=8)
     fleet.edit(gpuBudget=5)
@@ -915,6 +1009,22 @@ def test_a_fleet_that_is_to_wake_starts_as_soon_as_the_last_instances_have_left_
     assert "Woken" not in [soon() for _ in range(4)]
     fleet.held = 0
     assert "Woken" in [soon() for _ in range(6)]
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_a_pod_of_a_lost_node_keeps_no_fleet_asleep() -> None:
+    """It ends for ever."""
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}, "gpuBudget": 2}
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
+    fleet.round(5)
+    fleet.rate_rps, fleet.lengths, fleet.ends = 0.0, {"idle_since_unix_s": fleet.now_s}, False
+    fleet.round(22)
+    assert fleet.counts() == {"prefill": 0, "decode": 0}
+    assert fleet.ending
+    fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
+    fleet.round(1)
+    assert fleet.counts() == {"prefill": 0, "decode": 0}, "they may still have their GPUs"
+    fleet.round(int((GRACE_S + LOST_S) / 15.0))
     assert fleet.counts() == {"prefill": 1, "decode": 1}
 
 

@@ -43,6 +43,8 @@ from tests.support.operator_builders import (
 CHAT = (NAMESPACE, "chat")
 H200 = EngineProfile.from_core(SHIPPED_PROFILES["h200-qwen3-32b"]).dump()
 START_S = 1_800_000_000.0
+GRACE_S = 30.0
+"""Of pods that are deleted."""
 
 
 def autoscaled(name: str, role: str, least: int = 1, most: int = 8, **more: Any) -> Manifest:
@@ -88,6 +90,8 @@ class Fleet:
     """By so much somebody has set the operator's clock."""
     starts: bool = True
     """Whether new pods become ready."""
+    ends: bool = True
+    """Whether pods that are deleted are gone at once; else they stay until it is so again."""
     startup_s: float = 40.0
     held: int = 0
     """Requests on each pod that is to go."""
@@ -100,6 +104,7 @@ class Fleet:
         self.restart()
         self._numbers = itertools.count()
         self.pods: dict[str, Manifest] = {}
+        self.ending: list[str] = []
         self.loads: dict[str, Load] = {}
         self.due_s: float | None = None
         self.look()
@@ -233,11 +238,15 @@ class Fleet:
             own.sort(key=lambda each: -int(_notes(self.pods[each]).get(names.ANNOTATION_DELETION_COST, "0")))
             for gone in own[item["spec"]["replicas"] :]:
                 del self.pods[gone]
-                del self.store.objects["Pod", NAMESPACE, gone]
+                metadata = self.store.objects["Pod", NAMESPACE, gone]["metadata"]
+                metadata["deletionTimestamp"] = _rfc3339(self.now_s + GRACE_S)
+                self.ending.append(gone)
             for _ in range(item["spec"]["replicas"] - len(own)):
                 self._create(name, labels)
         for manifest in self.pods.values():
             self._ready(manifest)
+        while self.ends and self.ending:
+            del self.store.objects["Pod", NAMESPACE, self.ending.pop()]
 
     def _create(self, deployment: str, labels: dict[str, str]) -> None:
         name = f"{deployment}-{next(self._numbers)}"
@@ -271,4 +280,4 @@ def _notes(pod: Manifest) -> dict[str, str]:
     return found or {}
 
 
-__all__ = ["CHAT", "START_S", "UID", "Fleet", "autoscaled", "demand", "hardware"]
+__all__ = ["CHAT", "GRACE_S", "START_S", "UID", "Fleet", "autoscaled", "demand", "hardware"]

@@ -41,9 +41,10 @@ class Observed:
     admin_from: tuple[Mapping[str, object], ...] = ()
     """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready, or may lose some, while numbers of hardware that the spec names no more
-    are still there, or while a gateway says that it has other settings than it should. Empty otherwise: only problems
-    of pods, their hardware, and which gateways are there are read from them."""
+    """Its pods while a Deployment is not ready, or may lose some, or is to grow within a budget, while numbers of
+    hardware that the spec names no more are still there, or while a gateway says that it has other settings than it
+    should. Empty otherwise: only problems of pods, their hardware, their GPUs while they end, and which gateways are
+    there are read from them. Those of lost nodes, which end for ever, are left out."""
     pods_listed: bool = True
     """Whether `pods` are all of them; False where nobody asked."""
     marked_s: Mapping[str, float] = field(default_factory=dict)

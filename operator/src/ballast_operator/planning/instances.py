@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 from ballast_api import names
 from ballast_api.hardware_profile import HardwareProfileSpec
@@ -10,7 +13,7 @@ from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.planning.references import resolve
-from ballast_operator.rollouts.workloads import counts_of, engine_pool_key, workloads_of
+from ballast_operator.rollouts.workloads import counts_of, ending_of, engine_pool_key, workloads_of
 from ballast_operator.scaling.records import Stored, stored_among
 from ballast_operator.specs.engine_container import gpus_of
 
@@ -28,37 +31,78 @@ def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[st
     """Instances by name of the pool. `gpus`: of one instance, of the pools of which that is known.
 
     What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too. Each of
-    their pools keeps what it has, as far as the budget goes, and grows only on GPUs that no instance has.
+    their pools keeps what it has, as far as the budget goes, and grows only on GPUs that no instance has; on none while
+    a pool's GPUs are not known.
     """
-    decided = stored_among(observed.children, observed.name)
-    asked = {pool.name: _instances(observed, spec, pool, decided) for pool in spec.pools}
+    asked = _asked(observed, spec)
     if spec.gpu_budget is None:
         return asked
     least = {
-        pool.name: min(asked[pool.name], pool.autoscaling.min_replicas)
+        pool.name: pool.autoscaling.min_replicas
         for pool in spec.pools
         if pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus
     }
-    there = {name: sum(counts_of(each).most for each in workloads_of(observed, name)) for name in gpus}
+    there = {name: _counted(observed, name) for name in gpus}
     has = {name: min(asked[name], max(there[name], _wanted_last(observed, name) or 0)) for name in least}
-    kept = _raised(asked | least, has, gpus, {}, spec.gpu_budget)
-    return _raised(kept, {name: asked[name] for name in least}, gpus, there, spec.gpu_budget)
+    kept = _raised(asked | least, has, partial(_needed, gpus), spec.gpu_budget)
+    if len(gpus) < len(spec.pools):
+        return kept
+    ending = {name: ending_of(observed, name) for name in gpus}
+    needed = partial(_needed, gpus, there=there, ending=ending)
+    return _raised(kept, {name: asked[name] for name in least}, needed, spec.gpu_budget)
+
+
+def _needed(
+    gpus: Mapping[str, int],
+    counts: Mapping[str, int],
+    *,
+    there: Mapping[str, int] = MappingProxyType({}),
+    ending: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """GPUs of so many instances, beside those that are `there`, wanted or not, and that are `ending`."""
+    return sum(each * (max(counts[name], there.get(name, 0)) + ending.get(name, 0)) for name, each in gpus.items())
 
 
 def _raised(
-    counts: Mapping[str, int], goal: Mapping[str, int], gpus: Mapping[str, int], there: Mapping[str, int], budget: int
+    counts: Mapping[str, int], goal: Mapping[str, int], needed: Callable[[Mapping[str, int]], int], budget: int
 ) -> dict[str, int]:
-    """The counts, those of a goal raised to it by one instance in turn while the GPUs of all are within the budget.
-    `there`: instances that have GPUs, wanted or not."""
-    found, grown = dict(counts), True
-    while grown:
-        grown = False
-        for name in goal:
-            more = found | {name: found[name] + 1}
-            needed = sum(each * max(more[other], there.get(other, 0)) for other, each in gpus.items())
-            if more[name] <= goal[name] and needed <= budget:
-                found, grown = more, True
+    """The counts, those of a goal raised to it by one instance in turn while the GPUs needed are within the budget."""
+    found = dict(counts)
+
+    def more(rising: Iterable[str], by: int = 1) -> dict[str, int]:
+        return found | {name: found[name] + by for name in rising}
+
+    rising = [name for name in goal if found[name] < goal[name]]
+    while rising:
+        # As many turns at once as all of them can take: a scaler may ask for a million.
+        turns = range(1, 1 + min(goal[name] - found[name] for name in rising))
+        found = more(rising, bisect_left(turns, True, key=lambda by: needed(more(rising, by)) > budget))
+        took = []
+        for name in rising:
+            if found[name] < goal[name] and needed(more([name])) <= budget:
+                found = more([name])
+                took.append(name)
+        rising = took
     return found
+
+
+def may_grow(observed: Observed, spec: ServingPoolSpec) -> bool:
+    """Whether a pool that another scaler sets is to grow within a budget: pods that end count then."""
+    asked = _asked(observed, spec)
+    return spec.gpu_budget is not None and any(
+        asked[pool.name] > _counted(observed, pool.name) for pool in spec.pools if spec.leaves_to_others(pool)
+    )
+
+
+def waits_for_gpus(observed: Observed, spec: ServingPoolSpec, instances: Mapping[str, int]) -> bool:
+    """Whether pods that end may hold GPUs that another scaler asks for: a look must see that they have gone, for pods
+    wake nobody."""
+    asked = _asked(observed, spec)
+    return (
+        spec.gpu_budget is not None
+        and any(ending_of(observed, pool.name) for pool in spec.pools)
+        and any(asked[pool.name] > instances[pool.name] for pool in spec.pools if spec.leaves_to_others(pool))
+    )
 
 
 def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:
@@ -70,6 +114,17 @@ def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:
 def _shrinks(workloads: Sequence[Manifest], wanted: int) -> bool:
     asked = sum(each["spec"].get("replicas", 1) for each in workloads)
     return len(workloads) > 1 or asked > wanted or any(map(_drains, workloads))
+
+
+def _asked(observed: Observed, spec: ServingPoolSpec) -> dict[str, int]:
+    """By name of the pool, whatever the budget."""
+    decided = stored_among(observed.children, observed.name)
+    return {pool.name: _instances(observed, spec, pool, decided) for pool in spec.pools}
+
+
+def _counted(observed: Observed, pool: str) -> int:
+    """Instances of a pool that its workloads ask for or have."""
+    return sum(counts_of(each).most for each in workloads_of(observed, pool))
 
 
 def _instances(observed: Observed, spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> int:

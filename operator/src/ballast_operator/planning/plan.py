@@ -37,7 +37,7 @@ from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
 from ballast_operator.planning.engines import engines, wanted_engines
 from ballast_operator.planning.hardware import former_numbers, former_profiles
-from ballast_operator.planning.instances import gpus_of_instances, wanted_instances
+from ballast_operator.planning.instances import gpus_of_instances, waits_for_gpus, wanted_instances
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan, Target
 from ballast_operator.planning.references import References, parse_pool, resolve
@@ -66,7 +66,7 @@ SETTINGS_LOOK_S: Final = 5.0
 
 
 DRAIN_LOOK_S: Final = 2.0
-"""Seconds until the next look while pods are emptied."""
+"""Seconds until the next look while pods are emptied, or another scaler's pool waits for the GPUs of some that end."""
 
 
 def plan(observed: Observed) -> Plan:
@@ -119,7 +119,8 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         (engine_pool_key(owner.name, pool.name) for pool in spec.pools if spec.leaves_to_others(pool)),
     )
     drains = {name: step for name, step in fleet.steps.items() if step.victims or step.released}
-    dues = (token.next_step_s, SETTINGS_LOOK_S if behind else None, DRAIN_LOOK_S if drains else None)
+    waits = bool(drains) or waits_for_gpus(observed, spec, instances)
+    dues = (token.next_step_s, SETTINGS_LOOK_S if behind else None, DRAIN_LOOK_S if waits else None)
     due_s = [each for each in dues if each is not None]
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),

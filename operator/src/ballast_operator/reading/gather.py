@@ -33,9 +33,10 @@ from ballast_operator.kinds import (
 )
 from ballast_operator.observed import Observed
 from ballast_operator.planning.hardware import left_profiles
-from ballast_operator.planning.instances import may_shrink
+from ballast_operator.planning.instances import may_grow, may_shrink
 from ballast_operator.planning.ownership import child_selector, is_child
 from ballast_operator.planning.references import named_objects, parse_pool
+from ballast_operator.scaling.inputs import is_lost
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.specs.token_secret import tokens_of
 
@@ -115,9 +116,12 @@ def gather(
     )
     shrinks = spec is not None and may_shrink(observed, spec)
     leaves = spec is not None and bool(left_profiles(observed, spec))
-    if not (shrinks or leaves or not _all_ready(children) or settings_reports.differ(children)):
+    grows = spec is not None and may_grow(observed, spec)
+    if not (shrinks or leaves or grows or not _all_ready(children) or settings_reports.differ(children)):
         return observed
-    pods = reader.list(POD, namespace, labels=child_selector(pool))
+    now_s = datetime.fromisoformat(now).timestamp()
+    listed = reader.list(POD, namespace, labels=child_selector(pool))
+    pods = tuple(pod for pod in listed if not is_lost(pod, now_s))
     return replace(
         observed,
         pods=pods,

@@ -157,6 +157,18 @@ def instances_of(observed: Observed, pool: str, deployment: Manifest) -> tuple[I
     )
 
 
+def ending_of(observed: Observed, pool: str) -> int:
+    """Instances that hold their GPUs and that no Deployment counts any more: their pods are ending. A LeaderWorkerSet
+    counts its own until they are gone."""
+    return sum(
+        _label(pod, names.LABEL_POOL) == pool
+        and not _label(pod, _LABEL_GROUPS)
+        and bool(pod["metadata"].get("deletionTimestamp"))
+        and not has_ended(pod)
+        for pod in observed.pods
+    )
+
+
 def has_ended(pod: Manifest) -> bool:
     """Whether it runs no more."""
     return (pod.get("status") or {}).get("phase") in _ENDED

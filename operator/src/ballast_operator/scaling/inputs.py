@@ -37,16 +37,21 @@ STUCK_STARTS: Final = 4.0
 """A pod that starts for so many times the usual time, and for `LEAST_STUCK_S`, does not count as one that will come:
 there is no room for it, and waiting for it would keep its pool from shrinking."""
 LEAST_STUCK_S: Final = 600.0
+LOST_S: Final = 60.0
+"""A pod that is still there so long after the end of its grace period has nobody to end it: its node is lost, and with
+it its GPUs. Nothing waits for it."""
 
 
 def instances_of(pods: Iterable[Manifest], now_s: float) -> dict[tuple[str, str], list[Instance]]:
-    """Engine pods that have not ended, by namespace and name of their ServingPool."""
+    """Engine pods that have not ended and are not lost, by namespace and name of their ServingPool."""
     found: dict[tuple[str, str], list[Instance]] = {}
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}
         owner = labels.get(names.LABEL_SERVING_POOL)
         if not owner or labels.get(names.APP_COMPONENT) != "engine" or status.get("phase") in ("Succeeded", "Failed"):
+            continue
+        if is_lost(pod, now_s):
             continue
         created_s, ready_s = _unix_s(metadata.get("creationTimestamp")), _ready_since_s(status)
         ready = is_ready(pod)
@@ -64,6 +69,12 @@ def instances_of(pods: Iterable[Manifest], now_s: float) -> dict[tuple[str, str]
             )
         )
     return found
+
+
+def is_lost(pod: Manifest, now_s: float) -> bool:
+    """Whether the kubelet should have ended it long ago: a pod's deletionTimestamp has its grace period in it."""
+    end_s = _unix_s(pod["metadata"].get("deletionTimestamp"))
+    return end_s is not None and now_s - end_s >= LOST_S
 
 
 def startup_of(instances: Iterable[Instance], before_s: float | None) -> float:
