@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from ballast_core.policies.scaling.protocol import (
     Attained,
     Clamps,
     Counts,
+    Decision,
     Inputs,
     Pool,
     Rehearsal,
@@ -166,6 +168,23 @@ def test_what_cannot_be_decided_has_a_reason_and_scales_nothing(given: Inputs, r
     assert reason in REASONS
     assert decision.target == given.wanted
     assert "nothing is scaled" in decision.message
+
+
+@pytest.mark.parametrize("share", [0.9999, 0.97, 0.8, 0.3])
+def test_an_objective_out_of_reach_is_told_with_one_that_can_be_met(share: float) -> None:
+    """By its prompt alone, with which the policy goes on."""
+    given = inputs(split(1, 1), traffic(5.0))
+
+    def by(ttft_s: float) -> Decision:
+        return decided(POLICY, replace(given, objectives=(replace(SLO, ttft_s=ttft_s),)))
+
+    assert given.traffic.lengths is not None
+    limit_s = float(f"{share / prefill_rps(given.pools[0].profile, given.traffic.lengths):.6g}")
+    said = re.search(r"a TTFT of some (\S+) s; the objective is (\S+) s", by(limit_s).message)
+    assert said is not None
+    least_s, told_s = map(float, said.groups())
+    assert told_s == limit_s < least_s
+    assert by(least_s).reason != "ObjectiveOutOfReach"
 
 
 def test_a_budget_that_is_used_up_gives_the_best_balanced_layout_and_says_so() -> None:

@@ -183,7 +183,11 @@ WORDS = b'{"unix_s": 1, "since_unix_s": 0, "objectives": []}'
 MISBEHAVE: list[tuple[str, Reply, str]] = [
     ("older", fixed(404, b"{}"), "answered 404"),
     ("stranger", fixed(200, WORDS), "without proof"),
-    ("clock", fixed(401, b'{"error": {"message": "signed 200 s behind this clock"}}'), "401: signed 200 s behind"),
+    (
+        "clock",
+        fixed(401, b'{"error": {"message": "signed some 200 s behind this clock"}}'),
+        "401: signed some 200 s behind",
+    ),
     ("refuses", fixed(401, b"no"), "answered 401"),
     ("trickles", trickle, "no answer"),
     ("floods", flood, "answered more than"),

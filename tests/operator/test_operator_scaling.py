@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_api.common import MAX_INT
+from ballast_api.demand_report import DemandReport
 from ballast_api.hardware_profile import EngineProfile
 from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
@@ -920,10 +922,30 @@ def test_an_objective_that_stays_out_of_reach_is_not_told_with_each_turn_of_the_
     said = fleet.said
     assert said["reason"] == "ObjectiveOutOfReach"
     fleet.store.writes.clear()
-    for prompt in (1180, 1210, 1195):
+    for prompt in (1180, 2400, 900):
         fleet.lengths = {"prompt": prompt}
         fleet.round(5)
     assert (fleet.said, fleet.store.writes) == (said, [])
+    fleet.store.put(objective("fast", ttftS=0.002, attainment=0.95))
+    fleet.look()
+    fleet.round(5)
+    assert "the objective is 0.002 s" in why(fleet)
+
+
+def test_a_clock_that_runs_away_is_not_told_with_each_second() -> None:
+    fleet = busy()
+    late_s = itertools.count(200)
+
+    def refused(asked: Sequence[object]) -> list[DemandReport | BaseException]:
+        said = f"answered 401: this call was signed some {next(late_s)} s behind this clock"
+        return [NoAnswer(said) for _ in asked]
+
+    fleet.scaler.ask = refused
+    fleet.round(4)
+    assert "behind this clock" in why(fleet)
+    fleet.store.writes.clear()
+    fleet.round(10)
+    assert fleet.store.writes == []
 
 
 def test_nothing_is_decided_while_a_profile_is_missing() -> None:

@@ -110,8 +110,8 @@ class Guard:
         if abs(ahead_s) > SKEW_S:
             where = "ahead of" if ahead_s > 0 else "behind"
             raise NotSigned(
-                f"this call was signed {abs(ahead_s):.0f} s {where} this clock, and {SKEW_S} s are allowed: set the "
-                "clocks of both nodes (NTP)"
+                f"this call was signed some {abs(ahead_s):.0f} s {where} this clock, and {SKEW_S} s are allowed: set "
+                "the clocks of both nodes (NTP)"
             )
         if nonce in self._seen:
             raise NotSigned("this very call was made before: sign each call anew")

@@ -6,6 +6,7 @@ may change a status, so nothing is written while nothing changes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,6 +21,8 @@ from ballast_operator.scaling.steered import Steered
 
 SAY_S: Final = 60.0
 """Why nothing is changed is told again, in other words, after so many seconds at the earliest."""
+_MEASURED: Final = re.compile(r"\bsome [\d.e+-]+")
+"""As a `Refusal` says it."""
 SETTLE_S: Final = 60.0
 """What came of a change is looked at so many seconds after its instances should have started: one window of
 attainment."""
@@ -94,11 +97,16 @@ def _is_news(of: Steered, before: Stored, decision: Decision, wanted: Mapping[st
     if wanted != before.wanted:
         return True
     refused, same = decision.reason in REFUSALS, last.reason == decision.reason
-    if same and (not refused or last.message == decision.message):
+    if same and (not refused or _without_figures(last.message) == _without_figures(decision.message)):
         return False
     if (not same and (refused or last.reason in REFUSALS)) or not before.records:
         return True
     return not 0 <= now_s - before.records[-1]["at_s"] < SAY_S  # in the future: another operator's clock was ahead
+
+
+def _without_figures(message: str) -> str:
+    """Without what is measured, which differs from round to round."""
+    return _MEASURED.sub("some", message)
 
 
 def _is_worth_writing(before: Stored, after: Stored) -> bool:

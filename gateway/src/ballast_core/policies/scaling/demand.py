@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ballast_core.attainment import Objective
@@ -87,6 +88,12 @@ def _out_of_reach(inputs: Inputs, lengths: LengthStatistics) -> Refusal | None:
                 return Refusal(
                     "ObjectiveOutOfReach",
                     f"class {each.name}: a mean request alone on an instance has a {what} of some "
-                    f"{float(f'{least_s:.1g}'):g} s; the objective is {limit_s:.3g} s",
+                    f"{_up(least_s):g} s; the objective is {limit_s:g} s",
                 )
     return None
+
+
+def _up(value: float) -> float:
+    """To three digits, and not below the value: whoever sets it as a threshold gets one that can be met."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit

@@ -198,6 +198,7 @@ class Refusal:
 
     reason: str
     message: str
+    """What is measured in it is said as `some 0.31`: another such figure is no other message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
