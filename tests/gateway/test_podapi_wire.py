@@ -124,9 +124,7 @@ def test_calls_that_were_under_way_together_are_all_made_anew() -> None:
 )
 def test_clocks_may_differ_within_limits(ahead_s: int, why: str) -> None:
     """Two minutes; who has the token is told by how much more, and nobody else."""
-    expectation = (
-        pytest.raises(NotSigned, match=f"some {why} this clock.*set the clocks") if why else nullcontext()
-    )
+    expectation = pytest.raises(NotSigned, match=f"some {why} this clock.*set the clocks") if why else nullcontext()
     with expectation:
         call = signed(at_s=1e9 + ahead_s)
         assert Clock().guard().check(call.authorization, "POST", "/ballast/v1/drain", b"{}")

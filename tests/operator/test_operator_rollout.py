@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_api.names import ANNOTATION_HARDWARE
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import Kind, Manifest
 from ballast_operator.planning.references import parse_pool
 from ballast_operator.rollouts.allowances import Allowance, allowances, share
 from ballast_operator.rollouts.canary import has_room, pods_of
@@ -323,6 +323,44 @@ def test_a_canary_leaves_the_old_revision_its_hardware() -> None:
         store.run_deployments()
     assert shares(store)["decode"].keys() == {"1", "2"}
     assert mountable(store) == {"a100", "h20", "h200"}
+
+
+class Listed(ObjectStore):
+    """Notes which kinds are listed."""
+
+    kinds: ClassVar[set[str]] = set()
+
+    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
+        self.kinds.add(kind.kind)
+        return super().list(kind, namespace, labels=labels)
+
+
+def test_a_note_that_somebody_keeps_beside_numbers_costs_no_list_of_pods() -> None:
+    """It stays for ever: no look takes a key of somebody else away."""
+    store = Listed(FIRST, *REFERRED)
+    for _ in range(3):
+        look_at(store)
+        store.run_deployments()
+    store.objects["ConfigMap", NAMESPACE, "chat-profiles"]["data"]["note.txt"] = "by kubectl"
+    store.kinds.clear()
+    look_at(store)
+    assert "Deployment" in store.kinds
+    assert "Pod" not in store.kinds
+
+
+def test_an_ended_pod_keeps_no_numbers() -> None:
+    """It starts no container any more."""
+    store = ObjectStore(FIRST, *REFERRED, profile("h200"))
+    look_at(store)
+    start_pods(store)
+    live = store.objects["ServingPool", NAMESPACE, "chat"]
+    prefill, decode = live["spec"]["pools"]
+    store.put({**live, "spec": {**live["spec"], "pools": [prefill, {**decode, "hardware": "h200"}]}})
+    look_at(store)
+    assert mountable(store) == {"a100", "h20", "h200"}
+    store.objects["Pod", NAMESPACE, "chat-decode-1"]["status"] = {"phase": "Failed"}
+    look_at(store)
+    assert mountable(store) == {"a100", "h200"}
 
 
 def test_numbers_that_somebody_has_spoilt_stop_no_look() -> None:

@@ -14,21 +14,22 @@ from ballast_api.hardware_profile import EngineProfile
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import CONFIG_MAP, Manifest
 from ballast_operator.observed import Observed
+from ballast_operator.planning.ownership import applied_fields
 from ballast_operator.rollouts.workloads import has_ended, pool_templates
 from ballast_operator.specs.hold import PROGRAM
 
 
-def left_profiles(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, str]:
-    """Numbers as JSON, by name of the profile: those that were written and that no pool of the spec names."""
-    written = observed.child(CONFIG_MAP.key(names.profiles_name(observed.name))) or {}
-    wanted = {PROGRAM, *(pool.hardware for pool in spec.pools)}
-    return {key: text for key, text in (written.get("data") or {}).items() if key not in wanted}
+def leaves_profiles(observed: Observed, spec: ServingPoolSpec) -> bool:
+    """Whether numbers that we have written are of a profile that no pool of the spec names. Keys of others stay."""
+    ours = (applied_fields(_written(observed), names.MANAGER) or {}).get("f:data", {})
+    return any(f"f:{key}" in ours for key in _unnamed(observed, spec))
 
 
 def former_profiles(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, str]:
-    """Those of them that a pod has, or the template of a workload."""
+    """Numbers as JSON, by name of the profile: of those that no pool of the spec names, and that a pod has, or the
+    template of a workload."""
     used = set(_hardware(observed))
-    return {name: text for name, text in left_profiles(observed, spec).items() if name in used}
+    return {name: text for name, text in _unnamed(observed, spec).items() if name in used}
 
 
 def former_numbers(former: Mapping[str, str]) -> Mapping[str, EngineProfile]:
@@ -40,6 +41,16 @@ def former_numbers(former: Mapping[str, str]) -> Mapping[str, EngineProfile]:
         except ValueError:
             continue
     return found
+
+
+def _unnamed(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, str]:
+    """What the ConfigMap has beside what the spec asks for."""
+    wanted = {PROGRAM, *(pool.hardware for pool in spec.pools)}
+    return {key: text for key, text in (_written(observed).get("data") or {}).items() if key not in wanted}
+
+
+def _written(observed: Observed) -> Manifest:
+    return observed.child(CONFIG_MAP.key(names.profiles_name(observed.name))) or {"metadata": {}}
 
 
 def _hardware(observed: Observed) -> Iterator[str]:

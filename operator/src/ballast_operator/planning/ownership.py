@@ -1,9 +1,13 @@
-"""Which objects belong to a ServingPool: the labels that they are found by, and the controller that owns them. Pure.
+"""Which objects belong to a ServingPool, and what of them is ours: the labels that they are found by, the controller
+that owns them, and the fields that we applied. Pure.
 
 Labels are a hint that any client can copy. The truth is the uid of the controller in the owner references.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ballast_api import names
 from ballast_operator.kinds import Manifest
@@ -13,6 +17,15 @@ def is_child(manifest: Manifest, pool: Manifest) -> bool:
     """Whether `pool` (by uid) is the controller of an object."""
     controller = _controller(manifest)
     return controller is not None and bool(controller["uid"] == pool["metadata"]["uid"])
+
+
+def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
+    """What `manager` applied to the object itself (`fieldsV1`), or None if it never did."""
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") == manager and entry.get("operation") == "Apply" and not entry.get("subresource"):
+            fields: Mapping[str, Any] = entry.get("fieldsV1") or {}
+            return fields
+    return None
 
 
 def child_selector(pool: Manifest) -> str:

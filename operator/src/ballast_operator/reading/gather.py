@@ -32,7 +32,7 @@ from ballast_operator.kinds import (
     Manifest,
 )
 from ballast_operator.observed import Observed
-from ballast_operator.planning.hardware import left_profiles
+from ballast_operator.planning.hardware import leaves_profiles
 from ballast_operator.planning.instances import may_grow, may_shrink
 from ballast_operator.planning.ownership import child_selector, is_child
 from ballast_operator.planning.references import named_objects, parse_pool
@@ -115,7 +115,7 @@ def gather(
         measured=measured,
     )
     shrinks = spec is not None and may_shrink(observed, spec)
-    leaves = spec is not None and bool(left_profiles(observed, spec))
+    leaves = spec is not None and leaves_profiles(observed, spec)
     grows = spec is not None and may_grow(observed, spec)
     if not (shrinks or leaves or grows or not _all_ready(children) or settings_reports.differ(children)):
         return observed

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from ballast_operator.kinds import Manifest
+from ballast_operator.planning.ownership import applied_fields
 
 
 def differs(desired: Manifest, live: Manifest, manager: str) -> bool:
@@ -37,15 +38,6 @@ def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[Pat
     lost = tuple(_lost_fields(owned, desired))
     changed = _uncovered(live, desired, owned, (), "")
     return (*(path for path in changed if not any(path[: len(one)] == one for one in lost)), *lost)
-
-
-def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
-    """What `manager` applied to the object itself (`fieldsV1`), or None if it never did."""
-    for entry in live["metadata"].get("managedFields") or ():
-        if entry.get("manager") == manager and entry.get("operation") == "Apply" and not entry.get("subresource"):
-            fields: Mapping[str, Any] = entry.get("fieldsV1") or {}
-            return fields
-    return None
 
 
 Path: TypeAlias = tuple[str, ...]

@@ -21,7 +21,8 @@ from typing import Any, Final, TypeAlias
 from ballast_api import names
 from ballast_operator.edits import Edit
 from ballast_operator.kinds import Manifest, ObjectKey, key_of
-from ballast_operator.writing.drift import Path, applied_fields, changed_fields, differs
+from ballast_operator.planning.ownership import applied_fields
+from ballast_operator.writing.drift import Path, changed_fields, differs
 
 _Wish: TypeAlias = tuple[ObjectKey, str]
 """An object, and the field manager by which we want it."""
