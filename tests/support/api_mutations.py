@@ -58,7 +58,10 @@ def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
 
 
 _KV_EVENTS_PORT = "spec.gateway.settings.kvEvents.port"
-_LISTENED = "engine.port, 5600 (NIXL) and, with agents, 9004 and 8200 (8201 if engine.port is 8200) are taken"
+_LISTENED = (
+    "engine.port, 5600 (NIXL), with agents 9004 and 8200 (8201 if engine.port is 8200), "
+    "and with nodesPerInstance above 1 29501 are taken"
+)
 
 
 def _serving_pool(
@@ -215,6 +218,30 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "port 9004 is the agent's own in pods behind the picker face",
     ),
     _rule("port-of-nixl", {"spec.engine.port": 5600}, "spec.engine.port", "port 5600 is NIXL's own in engine pods"),
+    _rule(
+        "port-of-a-groups-master",
+        {"spec.engine.port": 29501, **_pool("nodesPerInstance", 2)},
+        "spec.engine.port",
+        "at port 29501 the nodes of one instance meet",
+    ),
+    _rule(
+        "kv-events-at-a-groups-master",
+        _kv_events(port=29490, ranks=12) | _pool("nodesPerInstance", 2),
+        _KV_EVENTS_PORT,
+        _LISTENED,
+    ),
+    _rule(
+        "kv-events-beyond-all-ports",
+        _kv_events(port=65535, ranks=2),
+        _KV_EVENTS_PORT,
+        "the last rank's port, port + ranks - 1, must be 65535 or less",
+    ),
+    _rule(
+        "kv-replay-beyond-all-ports",
+        _kv_events(replayPort=65530, ranks=7),
+        "spec.gateway.settings.kvEvents.replayPort",
+        "the last rank's port, replayPort + ranks - 1, must be 65535 or less",
+    ),
     _rule("kv-events-at-the-engine", _kv_events(port=8000), _KV_EVENTS_PORT, _LISTENED),
     _rule("kv-events-at-nixl", _kv_events(port=5600), _KV_EVENTS_PORT, _LISTENED),
     _rule("kv-events-at-nixl-by-rank", _kv_events(port=5593, ranks=8), _KV_EVENTS_PORT, _LISTENED),
@@ -337,6 +364,8 @@ ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("null-is-absence", {"spec.policyRef": None, "spec.model.maxModelLen": None}, None),
     _serving_pool("whole-number-for-a-fraction", {"spec.ratio": {"minRatio": 1, "maxRatio": 2}}, None),
     _serving_pool("port-of-the-pod-api-without-agents", {"spec.engine.port": 9004}, None),
+    _serving_pool("port-of-no-groups-master", {"spec.engine.port": 29501}, None),
+    _serving_pool("kv-events-up-to-the-last-port", _kv_events(port=65504, ranks=32), None),
     _serving_pool("kv-events-of-no-engine", _kv_events(enabled=False, port=8000), None),
     _serving_pool("kv-events-between", _kv_events("Picker", port=5592, ranks=8, replayPort=8201), None),
     _serving_pool("kv-events-where-no-agent-is", _kv_events(port=9004, replayPort=8200), None),

@@ -58,7 +58,8 @@ PATTERN_SENTENCES: Mapping[str, str] = {
 """What a pattern asks for, in words."""
 
 NonEmptyStr = Annotated[str, Field(min_length=1)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+LAST_PORT: Final = 65535
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 MAX_INT: Final = 2**31 - 1
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]

@@ -20,6 +20,7 @@ from ballast_api import names
 from ballast_api.addresses import is_address
 from ballast_api.common import (
     HEADER_NAME,
+    LAST_PORT,
     ApiModel,
     DrainSeconds,
     KeyedBy,
@@ -44,7 +45,7 @@ from ballast_api.trace_protocols import TraceProtocol
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.canary import Canary
 
-PortOrAny = Annotated[int, Field(ge=0, le=65535)]
+PortOrAny = Annotated[int, Field(ge=0, le=LAST_PORT)]
 LAST_BYTES_S = 2.0
 """How long clients may take for the last bytes of their answers when the gateway ends."""
 
@@ -313,6 +314,15 @@ class Picker(ApiModel):
     answers 503. A ServingPool that is attached by Envoy Gateway's policies has 2 where this is left out."""
 
 
+def _ports_of_ranks(field: str, attribute: str) -> Rule:
+    return Rule(
+        field=field,
+        cel=f"self.{field} + self.ranks <= {LAST_PORT + 1}",
+        message=f"the last rank's port, {field} + ranks - 1, must be {LAST_PORT} or less",
+        holds=lambda self: getattr(self, attribute) + self.ranks <= LAST_PORT + 1,
+    )
+
+
 class KvEvents(ApiModel):
     """What engines report of their prefix caches: vLLM's KV events, over ZeroMQ. With them, policies that read cached
     prefixes know exactly which endpoint holds what of a prompt whose tokens are known; without, they believe that an
@@ -326,6 +336,7 @@ class KvEvents(ApiModel):
             message="the ports of all ranks, one after another, must differ from those of `port`",
             holds=lambda self: abs(self.port - self.replay_port) >= self.ranks,
         ),
+        *(_ports_of_ranks(field, attribute) for field, attribute in (("port", "port"), ("replayPort", "replay_port"))),
     )
 
     enabled: bool = False

@@ -121,6 +121,8 @@ PORT_ENGINE_BEHIND_AGENT: Final = 8200
 """On the pod's loopback; as behind llm-d's sidecar."""
 PORT_NIXL: Final = 5600
 """vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
+PORT_MASTER: Final = 29501
+"""vLLM's default --master-port: the nodes of an instance meet at the first one's."""
 PORT_KV_EVENTS: Final = 5557
 """vLLM's default."""
 PORT_KV_REPLAY: Final = 5657

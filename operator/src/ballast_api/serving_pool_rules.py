@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ballast_api.common import MAX_INT, Rule
-from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_ENGINE_BEHIND_AGENT, PORT_NIXL, PORT_POD_API
+from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_ENGINE_BEHIND_AGENT, PORT_MASTER, PORT_NIXL, PORT_POD_API
 from ballast_api.wire_names import MODEL_NAME
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
@@ -208,6 +208,12 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             message=f"port {PORT_NIXL} is NIXL's own in engine pods; choose another",
             holds=lambda self: self.engine.port != PORT_NIXL,
         ),
+        Rule(
+            field="engine.port",
+            cel=f"self.engine.port != {PORT_MASTER} || !self.pools.exists(p, p.nodesPerInstance > 1)",
+            message=f"at port {PORT_MASTER} the nodes of one instance meet; choose another",
+            holds=lambda self: self.engine.port != PORT_MASTER or not _spans_nodes(self),
+        ),
         *(_free_for_kv_events(field, attribute) for field, attribute in _KV_EVENTS_FIELDS),
         Rule(
             field="gpuBudget",
@@ -236,6 +242,8 @@ def _free_for_kv_events(field: str, attribute: str) -> Rule:
         taken = {self.engine.port, PORT_NIXL}
         if self.has_agents:
             taken |= {PORT_POD_API, self.engine.port_behind_agent}
+        if _spans_nodes(self):
+            taken.add(PORT_MASTER)
         first = getattr(settings.kv_events, attribute)
         return taken.isdisjoint(range(first, first + settings.kv_events.ranks))
 
@@ -246,8 +254,15 @@ def _free_for_kv_events(field: str, attribute: str) -> Rule:
         field=f"gateway.settings.kvEvents.{field}",
         cel=f"!has(self.gateway.settings) || !has({events}) || !{events}.enabled || "
         f"([self.engine.port, {PORT_NIXL}].{free} && (self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || "
-        f"[{PORT_POD_API}, self.engine.port == {usual} ? {usual + 1} : {usual}].{free}))",
-        message=f"in engine pods engine.port, {PORT_NIXL} (NIXL) and, with agents, {PORT_POD_API} and {usual} "
-        f"({usual + 1} if engine.port is {usual}) are taken; choose another",
+        f"[{PORT_POD_API}, self.engine.port == {usual} ? {usual + 1} : {usual}].{free}) && "
+        f"(!self.pools.exists(p, p.nodesPerInstance > 1) || [{PORT_MASTER}].{free}))",
+        message=f"in engine pods engine.port, {PORT_NIXL} (NIXL), with agents {PORT_POD_API} and {usual} "
+        f"({usual + 1} if engine.port is {usual}), and with nodesPerInstance above 1 {PORT_MASTER} are taken; choose "
+        "another",
         holds=holds,
     )
+
+
+def _spans_nodes(self: Any) -> bool:
+    """Whether instances of a pool have several nodes, which meet at a port of the first one."""
+    return any(pool.nodes_per_instance > 1 for pool in self.pools)

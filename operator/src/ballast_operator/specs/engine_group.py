@@ -19,8 +19,6 @@ from ballast_operator.specs.agent_container import without_agent
 from ballast_operator.specs.engine_deployment import with_revision
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 
-MASTER_PORT: Final = 29501
-"""vLLM's default of --master-port."""
 MAX_NAME: Final = 48
 """Characters: a StatefulSet of this name gives its pods a label of it and a hash, 63 at most."""
 WORKER_COMPONENT: Final = "engine-worker"
@@ -109,7 +107,7 @@ _OF_ENDPOINTS: Final = ("ports", "startupProbe", "readinessProbe", "livenessProb
 
 
 def _group_arguments(nodes: int) -> list[str]:
-    return ["--nnodes", str(nodes), "--master-addr", _LEADER_ADDRESS, "--master-port", str(MASTER_PORT)]
+    return ["--nnodes", str(nodes), "--master-addr", _LEADER_ADDRESS, "--master-port", str(names.PORT_MASTER)]
 
 
 def _with_engine(template: Manifest, pod: Manifest, arguments: list[str], *, without: tuple[str, ...] = ()) -> Manifest:
