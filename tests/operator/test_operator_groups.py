@@ -12,11 +12,14 @@ import yaml
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest, key_of
 from ballast_operator.planning.plan import plan
 from ballast_operator.planning.scaling import steered
+from ballast_operator.rollouts.workloads import ending_of
 from ballast_operator.specs.engine_group import MAX_NAME, engine_group_name
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (
     NAMESPACE,
+    NOW,
     observed,
+    pod,
     pool,
     profile,
     reconciler,
@@ -250,3 +253,23 @@ def run(store: ObjectStore) -> None:
             item = store.objects[kind, namespace, name]
             count = item["spec"]["replicas"]
             item["status"] = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+
+
+def test_hardware_that_a_group_goes_by_keeps_its_numbers_while_the_group_is_there() -> None:
+    """It makes pods anew by its templates, which mount that key."""
+    written = plan(observed(spanning(), optional_kinds=INSTALLED)).apply
+    children = tuple(item for item in written if item["kind"] in ("ConfigMap", "LeaderWorkerSet"))
+    other = serving_pool(NARROW, {**WIDE, "hardware": "h200"})
+    profiles = {each: profile(each) for each in ("a100", "h200")}
+    result = plan(observed(other, optional_kinds=INSTALLED, children=children, profiles=profiles))
+    (numbers,) = [item for item in result.apply if item["metadata"]["name"] == "chat-profiles"]
+    assert {"a100", "h20", "h200"} <= numbers["data"].keys()
+
+
+def test_a_group_that_ends_is_counted_by_its_set_alone() -> None:
+    """A StatefulSet counts its pods until they are gone, a Deployment until they are to go."""
+    ends = pod("chat-decode-1")
+    ends["metadata"]["deletionTimestamp"] = NOW
+    assert ending_of(observed(pods=(ends,)), "decode") == 1
+    ends["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/name"] = "chat-decode"
+    assert ending_of(observed(pods=(ends,)), "decode") == 0

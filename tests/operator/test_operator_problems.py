@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ballast_api.serving_pool import ParentRef
-from ballast_operator.kinds import DEPLOYMENT, GATEWAY, HTTP_ROUTE, SERVICE, Manifest
+from ballast_operator.kinds import DEPLOYMENT, GATEWAY, HTTP_ROUTE, LEADER_WORKER_SET, SERVICE, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Refusal
 from tests.support.operator_builders import (
@@ -144,6 +144,12 @@ SENTENCES: list[tuple[str, Observed, tuple[Refusal, ...], str]] = [
                 deployment("chat-gateway"),
                 deployment("chat-prefill", wanted=2, ready=1, conditions=[refusing("pods is forbidden: gpus")]),
                 deployment("chat-decode-1f", wanted=4, ready=0, conditions=[refusing("exceeded quota: gpus")]),
+                deployment("chat-decode", wanted=4, conditions=[{**refusing("no more"), "status": "False"}]),
+                {
+                    **deployment("chat-decode-2n", conditions=[refusing("a set says this otherwise")]),
+                    "apiVersion": LEADER_WORKER_SET.api_version,
+                    "kind": LEADER_WORKER_SET.kind,
+                },
             )
         ),
         (),

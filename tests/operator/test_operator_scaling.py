@@ -22,6 +22,7 @@ from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import NoAnswer
+from ballast_operator.gateways.gateway_pods import GatewayPod
 from ballast_operator.kinds import Manifest
 from ballast_operator.planning.instances import wanted_instances
 from ballast_operator.planning.references import parse_pool
@@ -1032,6 +1033,29 @@ def test_a_fleet_that_is_to_wake_starts_as_soon_as_the_last_instances_have_left_
     fleet.held = 0
     assert "Woken" in [soon() for _ in range(6)]
     assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_a_fleet_at_zero_that_cannot_start_is_asked_with_all_others_and_no_sooner() -> None:
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}, "gpuBudget": 1}
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
+    fleet.rate_rps, fleet.lengths = 0.0, {"idle_since_unix_s": fleet.now_s}
+    fleet.round(1)
+    asked: list[float] = []
+    answers = fleet.scaler.ask
+
+    def noted(pods: Sequence[tuple[GatewayPod, bytes]]) -> list[DemandReport | BaseException]:
+        asked.append(fleet.now_s)
+        return answers(pods)
+
+    fleet.scaler.ask = noted
+    fleet.scaler.steer(soon=True)
+    assert asked == [fleet.now_s], "the next request wakes it"
+    fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
+    fleet.round(1)
+    assert fleet.said["reason"] == "BudgetTooSmall"
+    asked.clear()
+    fleet.scaler.steer(soon=True)
+    assert asked == []
 
 
 def test_a_pod_of_a_lost_node_keeps_no_fleet_asleep() -> None:

@@ -156,6 +156,21 @@ def test_a_pod_that_never_starts_does_not_keep_its_pool_from_shrinking() -> None
     assert counted(pool(), slow, late).starting == 1
 
 
+@pytest.mark.parametrize(
+    ("of", "mode", "others"),
+    [
+        (pool(), "Auto", False),
+        (pool(), "Advisory", True),
+        (replace(pool(), acts=False), "Auto", True),
+        (pool(least=2, most=2), "Advisory", False),
+    ],
+    ids=["ours", "advice", "another scaler", "a given number"],
+)
+def test_a_number_that_may_change_without_us_is_of_others(of: SteeredPool, mode: str, others: bool) -> None:
+    found = inputs_of(steered(of, mode=mode), [], None, None, stored=NOTHING, memory=Memory(), now_s=NOW_S)
+    assert found.pools[0].by_others is others
+
+
 # --- what is asked for ----------------------------------------------------------------------------------------------
 
 
