@@ -6,9 +6,9 @@ import pytest
 
 from ballast_cli.demo.cases import CASES
 from ballast_cli.demo.plan import plan_fleet
-from ballast_cli.demo.report import MOST_LATE_S, verdict
+from ballast_cli.demo.report import verdict
 from ballast_cli.demo.session import resources_of
-from ballast_sim.load import LoadReport
+from ballast_sim.load import MOST_LATE_S, LoadReport
 from ballast_sim.load.report import RequestResult, build_report
 from ballast_sim.simulation.inputs.objective import Objective
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -77,15 +78,13 @@ async def test_nobody_listening_is_a_failure_to_connect() -> None:
     assert report.errors == {"connect": 2}
 
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
 @asynccontextmanager
-async def misbehaving(answer: bytes) -> AsyncIterator[int]:
+async def misbehaving(answer: bytes, on_request: Callable[[], None] = lambda: None) -> AsyncIterator[int]:
     """A server that reads a request, writes `answer` and hangs up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        on_request()
         writer.write(answer)
         await writer.drain()
         writer.close()
@@ -98,6 +97,7 @@ async def misbehaving(answer: bytes) -> AsyncIterator[int]:
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 CHUNK = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
+ONE_TOKEN = STREAM + CHUNK + b"data: [DONE]\n\n"
 MISBEHAVIOUR = {
     "cut in the middle": (STREAM + CHUNK, "broken_stream"),
     "nothing": (b"", "broken_stream"),
@@ -119,6 +119,43 @@ async def test_a_server_that_misbehaves_is_reported_not_raised(answer: bytes, ki
         report = await run_load(settings(port), [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=3)])
     assert report.errors == {kind: 1}
     assert report.failures[0].reason
+
+
+async def test_a_generator_that_is_behind_sends_what_is_due_before_it_makes_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A burst, all due at once: none waits until the last one is made, and few are ever in flight."""
+    made, made_at_arrival = 0, []
+    make = PromptMaker.body
+
+    def count(maker: PromptMaker, index: int, request: WorkloadRequest) -> bytes:
+        nonlocal made
+        made += 1
+        return make(maker, index, request)
+
+    monkeypatch.setattr(PromptMaker, "body", count)
+    burst = [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=1)] * 400
+    async with misbehaving(ONE_TOKEN, lambda: made_at_arrival.append(made)) as port:
+        report = await run_load(settings(port, max_in_flight=200), burst)
+    assert report.errors == {}
+    assert made_at_arrival[0] < 200
+
+
+async def test_lateness_is_a_part_of_the_time_to_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt takes 5 ms to make, and all are due at once; both are in the workload's time, which is stretched."""
+    make = PromptMaker.body
+
+    def slowly(maker: PromptMaker, index: int, request: WorkloadRequest) -> bytes:
+        time.sleep(0.005)
+        return make(maker, index, request)
+
+    monkeypatch.setattr(PromptMaker, "body", slowly)
+    burst = [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=1)] * 40
+    async with misbehaving(ONE_TOKEN) as port:
+        report = await run_load(settings(port, time_scale=10), burst)
+    assert report.late_s["p50"] >= 20 * 0.005 / 10
+    for share in ("p50", "p99"):
+        assert report.late_s[share] < report.ttft_s[share]
 
 
 async def test_a_run_that_is_stopped_reports_what_it_has() -> None:

@@ -109,7 +109,7 @@ def _write(report: "LoadReport", json_out: str | None) -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\n")
     if json_out is None:
-        for line in _lines(report):
+        for line in report_lines(report):
             typer.echo(line)
         return
     text = json.dumps(report.as_json(), indent=2)
@@ -119,8 +119,10 @@ def _write(report: "LoadReport", json_out: str | None) -> None:
         Path(json_out).write_text(text + "\n")
 
 
-def _lines(report: "LoadReport") -> list[str]:
+def report_lines(report: "LoadReport") -> list[str]:
     """The report for people; milliseconds."""
+    from ballast_sim.load import MOST_LATE_S
+
     lines = [f"{report.requests} requests, {report.completed} completed, {report.failed} failed"]
     if report.interrupted:
         lines.append("interrupted: requests that were under way or not sent yet are not counted")
@@ -131,6 +133,12 @@ def _lines(report: "LoadReport") -> list[str]:
     lines.append(f"{report.throughput_tok_s:.0f} output tokens/s, {report.completed_rps:.2f} requests/s")
     if report.goodput_rps is not None and report.attainment is not None:
         lines.append(f"goodput {report.goodput_rps:.2f} requests/s, attainment {report.attainment:.1%}")
+    late_s = report.late_s.get("p99", 0.0)
+    if late_s > MOST_LATE_S:
+        lines.append(
+            f"this machine was too slow: requests left up to {late_s * 1e3:,.0f} ms late (P99), "
+            "so waits are partly its own"
+        )
     if report.time_scale != 1:
         lines.append(f"time scale {report.time_scale:g}: times above are wall times divided by it")
     lines += [f"  {kind}: {count}" for kind, count in sorted(report.errors.items())]

@@ -13,11 +13,9 @@ from rich.table import Table
 
 from ballast_sim.capacity import Capacity
 from ballast_sim.comparing import NO_DIFFERENCE, attained, waited
-from ballast_sim.load import LoadReport
+from ballast_sim.load import MOST_LATE_S, LoadReport
 from ballast_sim.simulation.inputs.objective import Objective
 
-MOST_LATE_S = 0.1
-"""A twentieth of the usual TTFT objective."""
 _PERCENTILES = ("p50", "p99")
 
 

@@ -5,6 +5,15 @@ the answers are.
 """
 
 from ballast_sim.load.generator import LoadSettings, Progress, run_load
-from ballast_sim.load.report import Failure, LoadReport, RequestResult, build_report
+from ballast_sim.load.report import MOST_LATE_S, Failure, LoadReport, RequestResult, build_report
 
-__all__ = ["Failure", "LoadReport", "LoadSettings", "Progress", "RequestResult", "build_report", "run_load"]
+__all__ = [
+    "MOST_LATE_S",
+    "Failure",
+    "LoadReport",
+    "LoadSettings",
+    "Progress",
+    "RequestResult",
+    "build_report",
+    "run_load",
+]

@@ -64,7 +64,6 @@ class _Run:
         self._client = StreamClient(settings.url, settings.api_key)
         self._prompts = PromptMaker(settings.model, settings.prompt_kind, settings.seed)
         self.start_s = time.monotonic()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def progress(self) -> Progress:
         done = len(self.results)
@@ -72,25 +71,23 @@ class _Run:
         return Progress(elapsed_s, len(self.requests), self.sent, done - self.failed, self.failed, self.output_tokens)
 
     async def send_all(self) -> None:
-        scale = self.settings.time_scale
+        """Ends when every request has its answer; cancelled, it breaks off those under way, which are not counted."""
         self.start_s = time.monotonic()
-        for index, request in enumerate(self.requests):
-            body = self._prompts.body(index, request)  # made ahead of its time, so that it leaves on time
-            due_s = self.start_s + request.arrival_s * scale
-            delay_s = due_s - time.monotonic()
-            if delay_s > 0:
-                await asyncio.sleep(delay_s)
-            self.late_s.append(max(0.0, time.monotonic() - due_s))
-            self.sent += 1
-            task = asyncio.ensure_future(self._send(index, request, body))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        async with asyncio.TaskGroup() as sending:
+            for index, request in enumerate(self.requests):
+                body = self._prompts.body(index, request)  # made ahead of its time, so that it leaves on time
+                due_s = self.start_s + request.arrival_s * self.settings.time_scale
+                delay_s = due_s - time.monotonic()
+                if delay_s > 0:
+                    await asyncio.sleep(delay_s)
+                self.sent += 1
+                sending.create_task(self._send(index, request, body, due_s))
+                await asyncio.sleep(0)  # it leaves before the next body is made, also when all are late
 
-    async def _send(self, index: int, request: WorkloadRequest, body: bytes) -> None:
+    async def _send(self, index: int, request: WorkloadRequest, body: bytes, due_s: float) -> None:
+        self.late_s.append(max(0.0, time.monotonic() - due_s) / self.settings.time_scale)
         request_id = f"{self.settings.name}-{self.settings.seed}-{index}"
-        if len(self._tasks) > self.settings.max_in_flight:
+        if self.sent - len(self.results) > self.settings.max_in_flight:
             outcome = StreamOutcome(error=f"more than {self.settings.max_in_flight} requests in flight: not sent")
         else:
             outcome = await self._client.completion(body, self.settings.timeout_s, request_id)
@@ -120,10 +117,7 @@ class _Run:
         return None if moment_s is None else (moment_s - self.start_s) / self.settings.time_scale
 
     async def end(self) -> None:
-        """Break off what is still under way; it is not counted."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Close the connections."""
         self._client.close()
         await asyncio.sleep(0)
 

@@ -11,6 +11,9 @@ from ballast_sim.simulation.inputs.objective import Objective
 
 MAX_FAILURES_LISTED = 100
 
+MOST_LATE_S = 0.1
+"""How late requests may leave (P99): a twentieth of the usual TTFT objective. Beyond it waits are the client's own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
