@@ -7,7 +7,6 @@ import pytest
 from ballast_cli.load import report_lines
 from ballast_sim.load import MOST_LATE_S, RequestResult, build_report
 
-
 WHOLE = RequestResult(
     request_id="load-0-0",
     arrival_s=0.0,

@@ -234,6 +234,48 @@ def test_the_report_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("failed_s", "end", "span_s"),
+    [
+        (19.5, {}, 19.5),  # refused at once
+        (None, {}, 19.0),  # the last arrival, at least
+        (24.0, {"time_scale": 2.0}, 24.0),
+        (None, {"interrupted": True, "time_scale": 2.0}, 30.0),  # 60 s on the wall
+    ],
+)
+def test_a_server_that_stops_answering_goes_on_costing_time(
+    failed_s: float | None, end: dict[str, Any], span_s: float
+) -> None:
+    """Five requests a second for 20 s; after 3 s it answers none: 15 requests were served in all of the time."""
+    results = [
+        RequestResult(
+            request_id=str(number),
+            arrival_s=number / 5,
+            input_tokens=1,
+            asked_tokens=10,
+            received_tokens=10 * (number < 15),
+            first_token_s=number / 5 + 0.1 if number < 15 else None,
+            last_token_s=number / 5 + 0.2 if number < 15 else None,
+            failed_s=failed_s if number == 95 else None,
+            reason=None if number < 15 else "no",
+        )
+        for number in range(96)
+    ]
+    report = build_report(results, **{"objective": Objective(ttft_s=1), "time_scale": 1.0, "wall_s": 60.0, **end})
+    assert report.span_s == span_s
+    assert report.goodput_rps == report.completed_rps == pytest.approx(15 / span_s)
+    assert report.throughput_tok_s == pytest.approx(150 / span_s)
+
+
+async def test_the_time_that_failed_requests_took_is_measured() -> None:
+    """A server that hangs: the one request is given up after 0.2 s, in the workload's time 0.1."""
+    rows = [WorkloadRequest(arrival_s=0, input_tokens=10, output_tokens=2000)]
+    async with engine_sim() as (server, _):
+        report = await run_load(settings(server.port, timeout_s=0.2, time_scale=2.0), rows)
+    assert report.span_s >= 0.1
+    assert report.completed_rps == 0
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"time_scale": 0}, "time_scale: must be above 0"),

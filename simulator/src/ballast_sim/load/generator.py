@@ -107,6 +107,7 @@ class _Run:
                 received_tokens=received,
                 first_token_s=self._workload_s(outcome.first_token_s),
                 last_token_s=self._workload_s(outcome.last_token_s),
+                failed_s=None if reason is None else self._workload_s(time.monotonic()),
                 status=outcome.status,
                 reason=reason,
                 kind=kind,

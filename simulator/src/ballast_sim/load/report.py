@@ -26,6 +26,8 @@ class RequestResult:
     received_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
+    failed_s: float | None = None
+    """When it was known that it would not complete."""
     status: int = 0
     reason: str | None = None
     kind: str | None = None
@@ -122,12 +124,21 @@ def build_report(
     late_s: Sequence[float] = (),
     interrupted: bool = False,
 ) -> LoadReport:
-    """Sum up. Rates are over the time from the first arrival to the last token."""
+    """Sum up. Rates are over the time from the first arrival to the end of the last request, or to the interruption.
+
+    Requests that failed count, too: a server that stops answering serves nothing in the time that it had.
+    """
     done = [result for result in results if result.completed]
     failed = [result for result in results if not result.completed]
-    ends = [result.last_token_s for result in results if result.last_token_s is not None]
     start_s = min((result.arrival_s for result in results), default=0.0)
-    span_s = max(max(ends, default=start_s) - start_s, 1e-9)
+    ends_s = [wall_s / time_scale] if interrupted else []
+    ends_s += [
+        moment_s
+        for result in results
+        for moment_s in (result.arrival_s, result.last_token_s, result.failed_s)
+        if moment_s is not None
+    ]
+    span_s = max(max(ends_s) - start_s, 1e-9) if results else 0.0
     arrivals_s = max((result.arrival_s for result in results), default=0.0) - start_s
     met = sum(result.meets(objective) for result in results) if objective is not None else 0
     output_tokens = sum(result.received_tokens for result in results)
@@ -144,14 +155,14 @@ def build_report(
         input_tokens=sum(result.input_tokens for result in done),
         output_tokens=output_tokens,
         asked_output_tokens=sum(result.asked_tokens for result in results),
-        throughput_tok_s=output_tokens / span_s if ends else 0.0,
+        throughput_tok_s=output_tokens / span_s if results else 0.0,
         rate_rps=(len(results) - 1) / arrivals_s if arrivals_s > 0 else 0.0,
-        completed_rps=len(done) / span_s if ends else 0.0,
-        goodput_rps=(met / span_s if ends else 0.0) if objective is not None else None,
+        completed_rps=len(done) / span_s if results else 0.0,
+        goodput_rps=(met / span_s if results else 0.0) if objective is not None else None,
         attainment=(met / len(results) if results else 0.0) if objective is not None else None,
         slo=_thresholds(objective),
         time_scale=time_scale,
-        span_s=span_s if ends else 0.0,
+        span_s=span_s,
         wall_s=wall_s,
         late_s=distribution(late_s),
         interrupted=interrupted,
