@@ -271,24 +271,51 @@ async def test_unpulled_kv_expires() -> None:
         assert await metric(client, "vllm:kv_cache_usage_perc") == 0
 
 
-@pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
-async def test_an_unreachable_prefill_engine_is_what_the_policy_makes_of_it(policy: Any, status: int) -> None:
-    """Nobody listens there: the request fails, or D computes the prompt itself."""
-    handle = {
+def handle_of(host: str, port: int) -> dict[str, Any]:
+    """A handle for `PROMPT` that no engine gave."""
+    return {
         "do_remote_prefill": True,
         "remote_engine_id": "gone",
         "remote_request_id": "r",
-        "remote_host": "127.0.0.1",
-        "remote_port": 1,
+        "remote_host": host,
+        "remote_port": port,
         "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7]],
     }
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "prefill..example", "h" * 64, "nul\0"], ids=["silent", "empty label", "long label", "nul"]
+)
+@pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
+async def test_an_unreachable_prefill_engine_is_what_the_policy_makes_of_it(
+    policy: Any, status: int, host: str
+) -> None:
+    """Nobody listens there, or that is no host: the request fails, or D computes the prompt itself; the KV is free."""
     async with engine_sim(role=KvTransfer("kv_consumer", policy)) as (_, client):
-        body = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": handle}
+        body = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": handle_of(host, 1)}
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == status
         assert await metric(client, "vllm:nixl_num_failed_transfers_total") == 1
         computed = await metric(client, "vllm:prompt_tokens_by_source_total", source="local_compute")
         assert computed == (0 if status == 500 else 100)
+        assert await metric(client, "vllm:kv_cache_usage_perc") == 0
+
+
+async def test_a_peer_that_answers_a_line_without_end_holds_no_kv() -> None:
+    """Whatever listens there, it is no side channel."""
+
+    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"x" * 200_000)
+        await reader.read()
+        writer.close()
+
+    peer = await asyncio.start_server(chatter, "127.0.0.1", 0)
+    async with peer, engine_sim(role=KvTransfer("kv_consumer")) as (_, client):
+        handle = handle_of("127.0.0.1", peer.sockets[0].getsockname()[1])
+        body = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": handle}
+        assert (await client.post("/v1/completions", json=body)).status_code == 500
+        assert await metric(client, "vllm:kv_cache_usage_perc") == 0
 
 
 async def test_a_client_that_goes_away_frees_its_request() -> None:

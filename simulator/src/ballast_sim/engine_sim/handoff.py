@@ -169,18 +169,24 @@ Post = Callable[[str, int, str, bytes], Awaitable[int]]
 
 async def post(host: str, port: int, path: str, body: bytes) -> int:
     """One POST on a connection of its own: the status code. Raises OSError or TimeoutError."""
-    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            head = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            line = await reader.readline()
-        finally:
-            writer.close()
-    parts = line.split()
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            parts = (await _first_line(host, port, path, body)).split()
+    except ValueError as error:  # a host that is no name, a line without end
+        raise OSError(f"{host}:{port} is no side channel: {error}") from None
     if len(parts) < 2 or not parts[1].isdigit():
         raise OSError(f"{host}:{port} is no side channel")
     return int(parts[1])
+
+
+async def _first_line(host: str, port: int, path: str, body: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return await reader.readline()
+    finally:
+        writer.close()
 
 
 class PullSession:
