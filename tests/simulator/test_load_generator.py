@@ -98,6 +98,35 @@ async def misbehaving(answer: bytes, on_request: Callable[[], None] = lambda: No
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 CHUNK = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
 ONE_TOKEN = STREAM + CHUNK + b"data: [DONE]\n\n"
+USAGE = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+EVENTS = [
+    b'{"choices":[{"text":" a"}],"usage":null}',
+    b'{"choices":[{"text":" bc"}]}',
+    json.dumps(USAGE).encode(),
+    b"[DONE]",
+]
+WRITTEN = {
+    "plain": (b"data: %b\n\n", EVENTS),
+    "CRLF": (b"data: %b\r\n\r\n", EVENTS),
+    "no space": (b"data:%b\n\n", EVENTS),
+    "other fields": (b": ping\nevent: chunk\nid: 5\ndata: %b\nretry: 9\n\n", EVENTS),
+    "several lines": (b"data: %b\n\n", [event.replace(b'"choices"', b'\ndata: "choices"') for event in EVENTS]),
+}
+"""The same stream as servers may write it; two chunks of three tokens."""
+
+
+@pytest.mark.parametrize(("form", "events"), WRITTEN.values(), ids=WRITTEN)
+async def test_a_stream_is_read_however_it_is_written(form: bytes, events: list[bytes]) -> None:
+    """Also where it comes byte by byte, and a line's end in two pieces."""
+    stream = b"".join(form % event for event in events)
+    chunked = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+    bitwise = b"".join(b"1\r\n%c\r\n" % byte for byte in stream) + b"0\r\n\r\n"
+    for answer in (STREAM + stream, chunked + bitwise):
+        async with misbehaving(answer) as port:
+            report = await run_load(settings(port), [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=3)])
+        assert (report.errors, report.output_tokens) == ({}, 3)
+
+
 MISBEHAVIOUR = {
     "cut in the middle": (STREAM + CHUNK, "broken_stream"),
     "nothing": (b"", "broken_stream"),

@@ -6,6 +6,7 @@ test would then measure the client.
 
 import asyncio
 import json
+import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
+
+_RARE = re.compile(rb'"usage"\s*:\s*\{|"error"')
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
-            self._streaming = value.startswith(b"text/event-stream")
+            self._streaming = value.lower().startswith(b"text/event-stream")
 
     def on_headers_complete(self) -> None:
         self._outcome.status = self._parser.get_status_code()
@@ -90,17 +93,17 @@ class _Connection(asyncio.Protocol):
             self._body.append(data)
             return
         now_s = time.monotonic()
-        events = (self._buffer + data if self._buffer else data).split(b"\n\n")
+        events = (self._buffer + data).replace(b"\r\n", b"\n").split(b"\n\n")
         self._buffer = events.pop()
-        outcome = self._outcome
         for event in events:
-            if event.startswith(b"data: {"):
-                if b'"usage":{' in event or b'"error"' in event:
-                    self._rare(event, now_s)
+            data = _data(event)
+            if data.startswith(b"{"):
+                if _RARE.search(data):
+                    self._rare(data, now_s)
                 else:
                     self._token(now_s)
-            elif event.startswith(b"data: [DONE]"):
-                outcome.done = True
+            elif data == b"[DONE]":
+                self._outcome.done = True
 
     def _token(self, now_s: float) -> None:
         outcome = self._outcome
@@ -109,15 +112,15 @@ class _Connection(asyncio.Protocol):
         outcome.last_token_s = now_s
         outcome.chunks += 1
 
-    def _rare(self, event: bytes, now_s: float) -> None:
+    def _rare(self, data: bytes, now_s: float) -> None:
         """A chunk with usage, or an error in the middle of a stream."""
         outcome = self._outcome
         try:
-            value = json.loads(event[6:])
+            value = json.loads(data)
         except ValueError:
             outcome.error = "a chunk of the stream is not JSON"
             return
-        if "error" in value:
+        if value.get("error") is not None:
             outcome.error = _error_text(value) or "the stream ended with an error"
             return
         usage = value.get("usage")
@@ -135,6 +138,11 @@ class _Connection(asyncio.Protocol):
             outcome.error = outcome.error or "the stream ended without [DONE]"
         outcome.done = True
         self._finish()
+
+
+def _data(event: bytes) -> bytes:
+    """What the lines `data:` of an event hold; other fields and comments say nothing here."""
+    return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
 
 
 def _refusal(body: bytes) -> str:
