@@ -122,6 +122,54 @@ def test_more_requests_than_memory_holds_are_refused_of_lengths_and_for_a_server
     assert "--rate: 1e+09 requests a second for 60 s are more than" in sent.stderr
 
 
+LOAD = ["load", "--url", "http://127.0.0.1:1", "--model", "m", "--workload", "chat", "--duration", "1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limit", "0"], "--limit: must be 1 request or more, not 0"),
+        (["--limit", "-1"], "--limit: must be 1 request or more, not -1"),
+        (["--limit", "9" * 30], "--limit: must be 100,000,000 requests or fewer"),
+        (["--seed", "-1"], "--seed: must be 0 or more, not -1"),
+        (["--time-scale", "inf"], "--time-scale: must be above 0 and finite, not inf"),
+        (["--time-scale", "1e300"], "--time-scale: must be 1000 or less"),
+        (["--timeout", "inf"], "--timeout: must be above 0 and finite"),
+        (["--url", "ftp://x"], "--url: 'ftp://x' is not an http:// or https:// URL"),
+        (["--url", "http://127.0.0.1:99999"], "--url: 'http://127.0.0.1:99999': Port out of range"),
+        (["--url", "http://[::1"], "--url: 'http://[::1': Invalid IPv6 URL"),
+        (["--api-key", "k\nx: y"], "--api-key: must be one line of ASCII"),
+        (["--json", "/nonexistent/x.json"], "--json: /nonexistent/x.json: its folder does not exist"),
+    ],
+)
+def test_load_refuses_what_cannot_work_before_it_sends(options: list[str], message: str) -> None:
+    assert message in refused(*LOAD, *options).stderr
+
+
+def test_load_does_not_overwrite_its_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_bytes(HEADER + b"0,1,5\n")
+    stderr = refused(*LOAD[:5], "--trace", str(trace), "--json", str(trace)).stderr
+    assert "--json: " in stderr and "would overwrite" in stderr  # noqa: PT018
+    assert trace.read_bytes() == HEADER + b"0,1,5\n"
+
+
+@pytest.mark.parametrize("url", ["http://a..b:80", "http://127.0.0.1:0", "http://127.0.0.1:1"])
+def test_a_server_that_cannot_be_reached_fails_every_request_and_the_command(url: str) -> None:
+    """The first reason is told with each kind of failure."""
+    result = CliRunner().invoke(app, [*LOAD, "--url", url, "--limit", "2"])
+    assert (result.exit_code, result.exception and type(result.exception)) == (1, SystemExit)
+    assert "2 requests, 0 completed, 2 failed" in result.stdout
+    assert f"connect: 2, the first one: cannot connect to {url.removeprefix('http://')}: " in result.stdout
+
+
+def test_a_report_that_finds_no_room_is_printed() -> None:
+    result = CliRunner().invoke(app, [*LOAD, "--limit", "2", "--json", "/dev/full"])
+    assert result.exit_code == 2
+    assert "2 requests, 0 completed, 2 failed" in result.stdout
+    assert "--json: /dev/full: cannot be written: No space left" in result.stderr
+
+
 @pytest.mark.parametrize("shape", ["999999999999C@a100-qwen3-32b", f"{'9' * 5000}C@a100-qwen3-32b"])
 def test_a_fleet_beyond_all_measure_is_refused(shape: str) -> None:
     assert "more than 10,000 endpoints" in refused("simulate", *TINY, "--endpoints", shape).stderr
@@ -215,6 +263,14 @@ def test_a_closed_standard_output_takes_nothing_and_breaks_nothing(arguments: li
         ["sh", "-c", 'exec "$@" >&-', "sh", *CLI, *arguments], stderr=subprocess.PIPE, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_with_a_closed_standard_output_ends_as_with_an_open_one() -> None:
+    """No socket and no loop takes the number of a standard file."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&- <&-', "sh", *CLI, *LOAD, "--limit", "2"], stderr=subprocess.PIPE, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_names_that_the_locale_lacks_are_escaped(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ballast_cli.load import report_lines
@@ -22,3 +24,16 @@ WHOLE = RequestResult(
 def test_a_client_that_was_late_itself_says_so(late_s: float, said: bool) -> None:
     lines = report_lines(build_report([WHOLE], objective=None, time_scale=1, wall_s=2, late_s=[late_s]))
     assert any("requests left up to 200 ms late (P99)" in line for line in lines) is said
+
+
+def test_each_kind_of_failure_has_its_first_reason_on_one_line() -> None:
+    failed = [
+        replace(WHOLE, reason=reason, kind=kind)
+        for reason, kind in [("no\nsuch \x1b[31mmodel", "status_404"), ("other", "status_404"), ("late", "timeout")]
+    ]
+    report = build_report(failed, objective=None, time_scale=1, wall_s=2)
+    assert report_lines(report)[-2:] == [
+        "  status_404: 2, the first one: no such  [31mmodel",
+        "  timeout: 1, the first one: late",
+    ]
+    assert report.as_json()["reasons"] == {"status_404": "no\nsuch \x1b[31mmodel", "timeout": "late"}

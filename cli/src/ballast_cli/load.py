@@ -41,12 +41,14 @@ def load_command(
 
     Exit status: 0 when every request completed, 1 when some failed, 2 for options that cannot work.
     """
+    from ballast_cli.output import check_outputs
     from ballast_sim.load import LoadSettings
     from ballast_sim.settings import SettingError
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.workloads import load_workload
 
     try:
+        check_outputs({"--json": json_out}, [trace])
         if prompts not in ("ids", "text"):
             raise SettingError("prompts", f"must be ids or text, not {prompts!r}")
         settings = LoadSettings(
@@ -71,10 +73,10 @@ def load_command(
         if not requests:
             raise SettingError("duration_s", f"no request arrives within {duration:g} s; make it longer")
         report = _run(settings, requests)
+        _write(report, json_out)
     except ValueError as error:
         typer.echo(f"error: {in_options(error, load_command)}", err=True)
         raise typer.Exit(2) from None
-    _write(report, json_out)
     raise typer.Exit(1 if report.failed or report.interrupted else 0)
 
 
@@ -106,17 +108,24 @@ def _show(progress: "Progress") -> None:
 
 
 def _write(report: "LoadReport", json_out: str | None) -> None:
+    """Raises ValueError where the file cannot be written."""
+    from ballast_cli.output import write_output
+
     if sys.stderr.isatty():
         sys.stderr.write("\n")
-    if json_out is None:
-        for line in report_lines(report):
-            typer.echo(line)
-        return
-    text = json.dumps(report.as_json(), indent=2)
-    if json_out == "-":
-        typer.echo(text)
+    if json_out is not None:
+        try:
+            write_output("--json", json_out, json.dumps(report.as_json(), indent=2) + "\n")
+        except ValueError:
+            _print(report)  # a run is not to be lost
+            raise
     else:
-        Path(json_out).write_text(text + "\n")
+        _print(report)
+
+
+def _print(report: "LoadReport") -> None:
+    for line in report_lines(report):
+        typer.echo(line)
 
 
 def report_lines(report: "LoadReport") -> list[str]:
@@ -141,5 +150,13 @@ def report_lines(report: "LoadReport") -> list[str]:
         )
     if report.time_scale != 1:
         lines.append(f"time scale {report.time_scale:g}: times above are wall times divided by it")
-    lines += [f"  {kind}: {count}" for kind, count in sorted(report.errors.items())]
+    lines += [
+        f"  {kind}: {count}, the first one: {_plain(report.reasons[kind])}"
+        for kind, count in sorted(report.errors.items())
+    ]
     return lines
+
+
+def _plain(reason: str) -> str:
+    """A server's words on one line of a terminal."""
+    return "".join(character if character.isprintable() else " " for character in reason[:200])

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def run() -> None:
     """`ballast ...`."""
+    _open_standard_files()
     if sys.argv[1:2] == ["agent"]:
         sys.exit(_agent(sys.argv[2:]))
     from ballast_cli.main import app
 
     app()
+
+
+def _open_standard_files() -> None:
+    """Those that were closed (`>&-`) become /dev/null: an event loop's file would take their number and libuv abort."""
+    while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(file, True)
+    os.close(file)
 
 
 def _agent(arguments: list[str]) -> int:

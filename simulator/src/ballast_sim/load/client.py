@@ -11,9 +11,11 @@ import ssl
 import time
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
+
+from ballast_sim.settings import SettingError
 
 _RARE = re.compile(rb'"usage"\s*:\s*\{|"error"')
 
@@ -160,15 +162,27 @@ def _error_text(value: Any) -> str | None:
     return error if isinstance(error, str) else None
 
 
+def _address(base_url: str) -> tuple[str, int, SplitResult]:
+    """Host, port and the parsed URL. Raises SettingError."""
+    try:
+        parts = urlsplit(base_url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingError("url", f"{base_url!r}: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise SettingError("url", f"{base_url!r} is not an http:// or https:// URL with a host")
+    usual = 443 if parts.scheme == "https" else 80
+    return host, usual if port is None else port, parts
+
+
 class StreamClient:
     """Sends completion requests to one base URL."""
 
     def __init__(self, base_url: str, api_key: str | None = None, connect_timeout_s: float = 10.0) -> None:
-        """Raises ValueError naming what is wrong with the URL."""
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: {base_url!r} is not an http:// or https:// URL with a host")
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        """Raises SettingError naming what is wrong with the URL or the key."""
+        self._host, self._port, parts = _address(base_url)
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise SettingError("api_key", "must be one line of ASCII letters, digits and signs")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
@@ -184,7 +198,7 @@ class StreamClient:
         loop = asyncio.get_running_loop()
         try:
             connection = await self._connection(loop)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: a host that cannot be a name
             reason = error.strerror if isinstance(error, OSError) and error.strerror else (str(error) or "timed out")
             return StreamOutcome(error=f"cannot connect to {self._host}:{self._port}: {reason}")
         head = f"{self._head}x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"

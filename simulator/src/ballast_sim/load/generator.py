@@ -1,6 +1,7 @@
 """The open loop: requests leave at the workload's times, or at these times `time_scale`."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest
 
 PROGRESS_EVERY_S = 0.5
+MOST_STRETCHED = 1000.0
+"""As of engine-sim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,12 @@ class LoadSettings:
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
         for field in ("time_scale", "timeout_s", "max_in_flight"):
-            if not getattr(self, field) > 0:
-                raise SettingError(field, f"must be above 0, not {getattr(self, field)!r}")
+            if not 0 < getattr(self, field) < math.inf:
+                raise SettingError(field, f"must be above 0 and finite, not {getattr(self, field)!r}")
+        if self.time_scale > MOST_STRETCHED:
+            raise SettingError("time_scale", f"must be {MOST_STRETCHED:g} or less, not {self.time_scale!r}")
+        if self.seed < 0:
+            raise SettingError("seed", f"must be 0 or more, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

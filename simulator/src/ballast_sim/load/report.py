@@ -79,6 +79,9 @@ class LoadReport:
     failed: int
     failures: tuple[Failure, ...]
     errors: dict[str, int]
+    """How many requests failed, by kind."""
+    reasons: dict[str, str]
+    """The first reason of each kind."""
     ttft_s: dict[str, float]
     tpot_s: dict[str, float]
     e2e_s: dict[str, float]
@@ -149,6 +152,7 @@ def build_report(
         failed=len(failed),
         failures=failures[:MAX_FAILURES_LISTED],
         errors=dict(Counter(result.kind or "other" for result in failed)),
+        reasons={result.kind or "other": result.reason or "" for result in reversed(failed)},
         ttft_s=distribution([value for result in done if (value := result.ttft_s) is not None]),
         tpot_s=distribution([value for result in done if (value := result.tpot_s) is not None]),
         e2e_s=distribution([value for result in done if (value := result.e2e_s) is not None]),

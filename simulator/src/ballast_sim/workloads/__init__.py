@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ballast_sim.settings import SettingError
-from ballast_sim.workloads.arrivals import MOST_REQUESTS, POISSON, ArrivalProcess, check_count
+from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess, check_count, check_limit
 from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
 from ballast_sim.workloads.request import (
@@ -23,7 +23,6 @@ from ballast_sim.workloads.traces import LONGEST_S, NoArrivals, line_of, read_le
 __all__ = [
     "GENERATORS",
     "LONGEST_S",
-    "MOST_REQUESTS",
     "POISSON",
     "ArrivalProcess",
     "Generator",
@@ -31,6 +30,7 @@ __all__ = [
     "TraceError",
     "WorkloadRequest",
     "check_count",
+    "check_limit",
     "clip",
     "generate",
     "has_coarse_stamps",
@@ -62,6 +62,7 @@ def load_workload(
         raise SettingError("rate_scale", f"must be above 0 and finite, not {rate_scale!r}")
     if not duration_s > 0:
         raise SettingError("duration_s", f"must be above 0, not {duration_s!r}")
+    check_limit(limit)
     if trace is None:
         if duration_s == math.inf and limit is None:
             raise SettingError("duration_s", "a built-in workload never ends by itself; must be finite, not inf")

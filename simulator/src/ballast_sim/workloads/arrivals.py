@@ -91,3 +91,11 @@ def check_count(
             f"a burst of {process.value:g} is more than the {MOST_REQUESTS:,} requests that can be kept in memory; "
             "give a smaller one or a --limit",
         )
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises SettingError for a limit of no requests, or of more than memory holds."""
+    if limit is not None and limit < 1:
+        raise SettingError("limit", f"must be 1 request or more, not {limit}")
+    if limit is not None and limit > MOST_REQUESTS:
+        raise SettingError("limit", f"must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")

@@ -12,12 +12,12 @@ from pathlib import Path
 from ballast_sim.settings import SettingError
 from ballast_sim.workloads import (
     LONGEST_S,
-    MOST_REQUESTS,
     POISSON,
     ArrivalProcess,
     NoArrivals,
     WorkloadRequest,
     check_count,
+    check_limit,
     clip,
     generate,
     has_coarse_stamps,
@@ -154,10 +154,7 @@ class WorkloadSource:
             raise SourceError(
                 "duration_s", "must be finite without a --limit; a trace is taken whole where it is left out"
             )
-        if self.limit is not None and self.limit < 1:
-            raise SourceError("limit", f"must be 1 request or more, not {self.limit}")
-        if self.limit is not None and self.limit > MOST_REQUESTS:
-            raise SourceError("limit", f"must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
+        check_limit(self.limit)
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise SourceError("rate_rps", f"must be above 0 and finite, not {self.rate_rps:g}")
 
