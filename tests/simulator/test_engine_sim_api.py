@@ -399,6 +399,10 @@ BAD_BODIES = {
     "transfer parameters": (b'{"prompt": "a", "kv_transfer_params": 5}', 400, "kv_transfer_params"),
     "incomplete handle": (b'{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true}}', 400, "kv_transfer_params"),
     "logprobs": (b'{"prompt": "a", "logprobs": 3}', 400, "logprobs"),
+    "chosen token's logprob": (b'{"prompt": "a", "logprobs": 0}', 400, "logprobs"),
+    "prompt logprobs": (b'{"prompt": "a", "prompt_logprobs": 0}', 400, "prompt_logprobs"),
+    "structured outputs": (b'{"prompt": "a", "structured_outputs": {"regex": "b"}}', 400, "structured_outputs"),
+    "guided": (b'{"prompt": "a", "guided_json": {}}', 400, "guided_json"),
     "surrogate": (b'{"prompt": "\\ud800", "max_tokens": 0}', 400, "max_tokens"),
 }
 
@@ -433,6 +437,93 @@ async def test_a_bad_chat_is_refused(body: dict[str, Any]) -> None:
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "messages"
+
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "auto"}, None),
+        ({"response_format": {"type": "text"}, "structured_outputs": None}, None),
+    ],
+    ids=str,
+)
+async def test_a_chat_that_asks_for_more_than_text_is_refused(changes: dict[str, Any], param: str | None) -> None:
+    """By the field that asks; values that ask for nothing are taken."""
+    async with engine_sim() as (_, client):
+        answer = await client.post("/v1/chat/completions", json={**HELLO, **changes})
+        assert answer.json().get("error", {}).get("param") == param
+        assert answer.status_code == (400 if param else 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"store": True}, "store"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"store": False, "tools": [], "include": [], "reasoning": {"effort": None}}, None),
+        ({"text": {"format": {"type": "text"}}, "metadata": {"a": "b"}}, None),
+    ],
+    ids=str,
+)
+async def test_a_response_that_asks_for_more_than_text_is_refused(changes: dict[str, Any], param: str | None) -> None:
+    """By the field that asks; values that ask for nothing are taken."""
+    async with engine_sim() as (_, client):
+        answer = await client.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2, **changes})
+        assert ((answer.json().get("error") or {}).get("param"), answer.status_code) == (param, 400 if param else 200)
+
+
+async def test_a_response_repeats_the_temperature_that_was_asked_for() -> None:
+    """Zero is one; vLLM's default stands where none was."""
+    async with engine_sim() as (_, client):
+        for asked, said in (({"temperature": 0, "top_p": 0.5}, [0, 0.5]), ({}, [1.0, 1.0])):
+            answer = await client.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2, **asked})
+            assert [answer.json()[field] for field in ("temperature", "top_p")] == said
+
+
+async def test_each_input_of_an_embedding_has_the_whole_context() -> None:
+    """As in vLLM each is a request of its own; one that is too long refuses all."""
+    async with engine_sim(profile=TINY) as (server, client):
+        longest = server.config.max_model_len
+        body = {"input": [[number] * 600 for number in range(5)]}
+        answer = await client.post("/v1/embeddings", json=body)
+        assert answer.json()["usage"]["prompt_tokens"] == 3000
+        vectors = [each["embedding"] for each in answer.json()["data"]]
+        assert await metric(client, "vllm:request_success_total", finished_reason="length") == 5
+        alone = await client.post("/v1/embeddings", json={"input": [3] * 600})
+        assert alone.json()["data"][0]["embedding"] == vectors[3]
+        answer = await client.post("/v1/embeddings", json={"input": [[1], [2] * longest]})
+        assert answer.status_code == 400
+        assert f"{longest} input tokens" in answer.json()["error"]["message"]
+
+
+async def test_embeddings_whose_client_leaves_free_the_engine() -> None:
+    """All of their inputs."""
+    async with engine_sim(profile=TINY, time_scale=50.0) as (server, client):
+        body = json.dumps({"input": [[number] * 600 for number in range(8)]}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await eventually(lambda: _running(client, True))
+        writer.close()
+        await eventually(lambda: _running(client, False))
+
+
+async def _running(client: httpx.AsyncClient, some: bool) -> bool:
+    counts = [await metric(client, f"vllm:num_requests_{state}") for state in ("running", "waiting")]
+    return (sum(counts) > 0) is some
 
 
 async def test_a_prompt_that_fills_the_model_is_refused() -> None:

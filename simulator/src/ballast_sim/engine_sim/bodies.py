@@ -12,7 +12,19 @@ from ballast_sim.engine_sim.text import VOCABULARY_SIZE, render_chat, tokenize
 DEFAULT_COMPLETION_TOKENS = 16
 STOP_AFTER_ARG = "ballast_output_tokens"
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-_NOT_MODELLED = ("logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "response_format", "tools")
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
+_NOT_MODELLED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("logprobs", "prompt_logprobs", "structured_outputs", *_GUIDED), (None,)),
+    **dict.fromkeys(("echo", "use_beam_search"), (None, False)),
+    "top_logprobs": (None, 0),
+    "suffix": (None, ""),
+    "response_format": (None, {"type": "text"}),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+}
+"""Fields that would change the output, and the values with which they do not."""
+_IDLE_LOGPROBS = (None, False, 0)
+"""Of chats; a completion with any of them but None has logprobs."""
 
 
 class ApiError(Exception):
@@ -78,9 +90,7 @@ def check_model(body: dict[str, Any], served: Sequence[str]) -> str:
 def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_model_len: int) -> Call:
     """Check a /v1/completions or /v1/chat/completions body. Raises ApiError."""
     model = check_model(body, served)
-    for field in _NOT_MODELLED:
-        if body.get(field) not in (None, False, 0, "", [], {"type": "text"}):
-            raise ApiError(f"{field}: is not supported by engine-sim.", field)
+    check_modelled(body, chat)
     for field in ("n", "best_of"):
         if _integer(body, field, 1, 1) != 1:
             raise ApiError(f"{field}: engine-sim makes one choice a request; send 1 or leave it out.", field)
@@ -112,6 +122,19 @@ def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_mode
         seed=_integer(body, "seed", 0, None),
         kv_transfer_params=transfer,
     )
+
+
+def check_modelled(body: dict[str, Any], chat: bool) -> None:
+    """Raises ApiError naming a field that asks for what engine-sim does not do."""
+    for field, idle in _NOT_MODELLED.items():
+        values = _IDLE_LOGPROBS if chat and field == "logprobs" else idle
+        if body.get(field) not in values:
+            raise unsupported(field)
+
+
+def unsupported(field: str) -> ApiError:
+    """The refusal of a field."""
+    return ApiError(f"{field}: is not supported by engine-sim.", field)
 
 
 def input_tokens(body: dict[str, Any], chat: bool) -> list[int]:

@@ -25,31 +25,51 @@ def inputs(body: dict[str, Any]) -> list[list[int]]:
         raise ApiError(str(error).replace("prompt", "input", 1), "input") from None
 
 
-class Embeddings(Answer):
-    """One JSON body when the prompts have been computed."""
+class Gathering:
+    """The inputs of one call, each of them an engine request of its own, as in vLLM."""
 
-    def __init__(self, *args: Any, asked: dict[str, Any], **kwargs: Any) -> None:
-        """`asked`: the client's body."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, asked: dict[str, Any], prompts: list[list[int]]) -> None:
+        """`asked`: the client's body; `prompts`: its inputs."""
         self._asked = asked
+        self._prompts = prompts
+        self.left = len(prompts)
+        self.failed = False
+
+    def result(self) -> dict[str, Any]:
+        """All vectors, and the usage of all."""
+        kind, size = self._asked.get("encoding_format") or "float", self._asked.get("dimensions") or _DIMENSIONS
+        data = [
+            {"index": index, "object": "embedding", "embedding": _written(_vector(tokens, size), kind)}
+            for index, tokens in enumerate(self._prompts)
+        ]
+        count = sum(map(len, self._prompts))
+        usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
+        return {"data": data, "usage": usage}
+
+
+class Embedding(Answer):
+    """One input. The last one that ends writes the JSON body for all, the first one that fails an error."""
+
+    def __init__(self, *args: Any, gathering: Gathering, **kwargs: Any) -> None:
+        """`gathering` is shared by all inputs of a call."""
+        super().__init__(*args, **kwargs)
+        self._gathering = gathering
 
     def _show(self, count: int) -> None:
         pass
 
     def _end(self, event: Finished) -> None:
+        gathering = self._gathering
+        if gathering.failed:
+            return
         if event.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            gathering.failed = True
             self.exchange.respond(*self._error(event))
             return
-        prompts, kind = inputs(self._asked), self._asked.get("encoding_format") or "float"
-        size = self._asked.get("dimensions") or _DIMENSIONS
-        data = [
-            {"index": index, "object": "embedding", "embedding": _written(_vector(tokens, size), kind)}
-            for index, tokens in enumerate(prompts)
-        ]
-        count = self._content.input_tokens
-        usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
-        body = {"id": self._id, "object": "list", "created": self._created_s, "model": self.call.model}
-        self.exchange.respond(200, json.dumps({**body, "data": data, "usage": usage}).encode())
+        gathering.left -= 1
+        if not gathering.left:
+            head = {"id": self._id, "object": "list", "created": self._created_s, "model": self.call.model}
+            self.exchange.respond(200, json.dumps({**head, **gathering.result()}).encode())
 
 
 def check_format(body: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ballast_sim.engine import Finished, FinishReason
-from ballast_sim.engine_sim.bodies import ApiError
+from ballast_sim.engine_sim.bodies import ApiError, check_modelled, unsupported
 from ballast_sim.engine_sim.http11 import chunk
 from ballast_sim.engine_sim.streams import Answer
 
@@ -21,8 +21,7 @@ def as_chat(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("previous_response_id") is not None:
         wanted = body["previous_response_id"]
         raise ApiError(f"Response with id '{wanted}' not found.", "response_id", 404, "NotFoundError")
-    if body.get("background"):
-        raise ApiError("background: is not supported by engine-sim.", "background")
+    _check_plain(body)
     asked = body.get("input")
     if not isinstance(asked, str | list) or not asked:
         raise ApiError("input: must be a text or a list of items, and not empty.", "input")
@@ -31,6 +30,21 @@ def as_chat(body: dict[str, Any]) -> dict[str, Any]:
         messages.insert(0, {"role": "system", "content": body["instructions"]})
     chat = {field: body[field] for field in _SAME if field in body}
     return chat | {"messages": messages, "max_tokens": body.get("max_output_tokens")}
+
+
+def _check_plain(body: dict[str, Any]) -> None:
+    """Raises ApiError naming a field that asks for more than an answer in plain text that nobody keeps."""
+    check_modelled(body, chat=True)
+    for field in ("background", "store"):
+        if body.get(field):
+            raise unsupported(field)
+    text, reasoning, include = body.get("text"), body.get("reasoning"), body.get("include")
+    if isinstance(text, dict) and text.get("format") not in (None, {"type": "text"}):
+        raise unsupported("text.format")
+    if isinstance(reasoning, dict) and any(reasoning.values()):
+        raise unsupported("reasoning")
+    if isinstance(include, list) and "message.output_text.logprobs" in include:
+        raise unsupported("include")
 
 
 def _message(item: object) -> object:
@@ -73,10 +87,10 @@ class _Response(Answer):
             "object": "response",
             "output": [] if event is None else [self._item("completed", [{**_PART, "text": self._text()}])],
             "parallel_tool_calls": True,
-            "temperature": asked.get("temperature") or 1.0,
+            "temperature": 1.0 if asked.get("temperature") is None else asked["temperature"],
             "tool_choice": "auto",
             "tools": [],
-            "top_p": asked.get("top_p") or 1.0,
+            "top_p": 1.0 if asked.get("top_p") is None else asked["top_p"],
             "background": False,
             "max_output_tokens": call.max_tokens,
             "service_tier": "auto",

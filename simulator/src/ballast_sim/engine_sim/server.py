@@ -23,7 +23,7 @@ from ballast_sim.engine_sim.bodies import (
     parse_json,
 )
 from ballast_sim.engine_sim.door import Door
-from ballast_sim.engine_sim.embeddings import Embeddings, check_format, inputs
+from ballast_sim.engine_sim.embeddings import Embedding, Gathering, check_format, inputs
 from ballast_sim.engine_sim.http11 import Exchange, HttpProtocol, Request
 from ballast_sim.engine_sim.metrics import Metrics
 from ballast_sim.engine_sim.options import ServerOptions, describe, model_root
@@ -298,17 +298,14 @@ class EngineSimServer:
     def _embed(self, request: Request, exchange: Exchange) -> None:
         body = parse_json(request.body)
         check_format(body)
-        prompt = [token for tokens in inputs(body) for token in tokens]
-        call = self._call({"model": body.get("model"), "prompt": prompt, "max_tokens": 1}, chat=False)
+        prompts, model = inputs(body), body.get("model")
+        calls = [self._call({"model": model, "prompt": prompt, "max_tokens": 1}, chat=False) for prompt in prompts]
         response_id = f"embd-{uuid.uuid4().hex}"
-        self._take(
-            call,
-            request,
-            exchange,
-            response_id=response_id,
-            engine_id=f"{response_id}-0",
-            kind=partial(Embeddings, asked=body),
-        )
+        kind = partial(Embedding, gathering=Gathering(body, prompts))
+        engine_ids = [f"{response_id}-{index}" for index in range(len(calls))]
+        for call, engine_id in zip(calls, engine_ids, strict=True):
+            self._take(call, request, exchange, response_id=response_id, engine_id=engine_id, kind=kind)
+        exchange.on_disconnect = partial(self._client_gone, *engine_ids)
 
     def _call(self, body: dict[str, Any], chat: bool) -> Call:
         if self._draining:
@@ -442,11 +439,12 @@ class EngineSimServer:
             rejections["max_num_queued_tokens"] += 1
             raise ApiError(_BACKLOG, None, 503, "Service Unavailable")
 
-    def _client_gone(self, engine_id: str) -> None:
-        answer = self._answers.get(engine_id)
-        if answer is not None:
-            answer.by_client = True
-            self.service.abort(engine_id)
+    def _client_gone(self, *engine_ids: str) -> None:
+        for engine_id in engine_ids:
+            answer = self._answers.get(engine_id)
+            if answer is not None:
+                answer.by_client = True
+                self.service.abort(engine_id)
 
     def _ended(self, engine_id: str, _: Answer, event: Finished) -> None:
         self._answers.pop(engine_id, None)
