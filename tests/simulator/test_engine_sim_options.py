@@ -10,6 +10,7 @@ from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from ballast_sim.engine_sim.options import KvTransfer, OptionError, parse_options
 
 NIXL = '{"kv_connector": "NixlConnector", "kv_role": "%s", "kv_connector_extra_config": {"kv_lease_duration": 7}}'
+LEASE = '{"kv_connector":"NixlConnector","kv_connector_extra_config":{"kv_lease_duration":%s}}'
 
 
 def test_a_long_vllm_command_line_is_understood() -> None:
@@ -72,6 +73,14 @@ def test_the_profile_comes_from_a_flag_or_the_environment(tmp_path: Path) -> Non
         (["m", "--max-model-len", "1.5K"], {}, "--max-model-len: must be a whole number"),
         (["m", "--max-model-len", "9" * 400 + "k"], {}, "--max-model-len: must be a whole number"),
         (["m", "--max-model-len", "10M"], {}, "--max-model-len: 10485760 tokens do not fit the KV cache"),
+        (["m", "--max-model-len", "infk"], {}, "--max-model-len: must be a whole number"),
+        (["m", "--max-model-len", "1e400k"], {}, "--max-model-len: must be a whole number"),
+        (["m", "--lora-load-s", "inf"], {}, "--lora-load-s: must be 0 or more seconds"),
+        (["m", "--shutdown-timeout", "nan"], {}, "--shutdown-timeout: must be 0 or more seconds"),
+        (["m", "--kv-transfer-config", LEASE % "NaN"], {}, "kv_lease_duration nan must be above 0 seconds"),
+        (["m", "--kv-transfer-config", LEASE % "Infinity"], {}, "kv_lease_duration inf must be above 0 seconds"),
+        (["m", "--kv-transfer-config", LEASE % "true"], {}, "kv_lease_duration True must be above 0 seconds"),
+        (["--gpu-memory-utilization", "0.9", "a/m"], {}, "model: is it '0.9' or 'a/m'? --gpu-memory-utilization is"),
         (["m", "--time-scale", "0"], {}, "--time-scale: must be between"),
         (["m", "--kv-transfer-config", "{"], {}, "--kv-transfer-config: must be JSON"),
         (["m", "--kv-transfer-config", '{"kv_connector":"Other"}'], {}, "kv_connector 'Other' is not modelled"),
@@ -87,6 +96,21 @@ def test_what_cannot_work_is_refused_by_name(arguments: list[str], environment: 
     with pytest.raises(OptionError) as caught:
         parse_options(arguments, environment)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["a/m", "--gpu-memory-utilization", "0.9"],
+        ["--enforce-eager", "a/m"],
+        ["--gpu-memory-utilization=0.9", "a/m", "--enforce-eager"],
+        ["--max-num-seqs", "8", "a/m", "--swap-space", "4"],
+    ],
+    ids=" ".join,
+)
+def test_unknown_flags_stand_before_the_model_or_after_it(arguments: list[str]) -> None:
+    """With values or without."""
+    assert parse_options(arguments, {})[0].model == "a/m"
 
 
 def test_the_route_that_commands_faults_is_on_loopback_unless_told_otherwise() -> None:

@@ -5,6 +5,7 @@ Unknown flags are named in a warning and passed over: an operator's vLLM argumen
 
 import argparse
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -230,7 +231,7 @@ def _human_integer(text: str) -> int:
 
 def _seconds(text: str) -> float:
     value = _number(text)
-    if value < 0:
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be 0 or more seconds, not {text!r}")
     return value
 
@@ -285,7 +286,7 @@ def kv_transfer_config(text: str) -> KvTransfer:
     if not isinstance(extra, dict):
         extra = {}
     lease_s = extra.get("kv_lease_duration", 30)
-    if not isinstance(lease_s, int | float) or lease_s <= 0:
+    if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not 0 < lease_s < math.inf:
         raise argparse.ArgumentTypeError(f"kv_lease_duration {lease_s!r} must be above 0 seconds")
     threshold = extra.get("kv_recompute_threshold", 64)
     if not isinstance(threshold, int) or threshold < 0:
@@ -325,6 +326,7 @@ def parse_options(
     """Read `MODEL [vLLM flags]`. Returns the options and one warning for each flag that changes nothing here."""
     env = os.environ if environment is None else environment
     known, unknown = _parser().parse_known_args(list(arguments))
+    _check_model(known.model, arguments, unknown)
     ignored = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
     warnings = [f"{flag} changes nothing here and is passed over" for flag in ignored]
     scale = known.time_scale if known.time_scale is not None else _environment_scale(env)
@@ -368,6 +370,14 @@ def parse_options(
         raise OptionError("--lora-modules: KV events of adapters are not modelled; leave out --kv-events-config")
     options.engine_config()
     return options, warnings
+
+
+def _check_model(model: str, arguments: Sequence[str], unknown: Sequence[str]) -> None:
+    """Raises OptionError where the model may be the value of an unknown flag before it."""
+    before = arguments[max(0, arguments.index(model) - 1)]
+    others = [argument for argument in unknown if not argument.startswith("-")]
+    if before in unknown and before.startswith("-") and "=" not in before and others:
+        raise OptionError(f"model: is it {model!r} or {others[0]!r}? {before} is not known here; write the model first")
 
 
 def _environment_scale(env: Mapping[str, str]) -> float:
