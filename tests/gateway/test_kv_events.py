@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -30,6 +31,7 @@ from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.events import CacheReported, CacheReportsBegun, CacheReportsEnded, Event
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway.observe.fleet import Member
+from ballast_gateway.observe.kv_batches import BatchReader
 from ballast_gateway.observe.kv_events import KvEventStreams
 from ballast_gateway.observe.kv_inbox import Inbox, Room
 from ballast_sim.engine import TokenContent
@@ -433,6 +435,43 @@ async def test_batches_beyond_the_room_are_lost_and_asked_for_again(monkeypatch:
                     await until(lambda: len(listener.index) == number + 1)  # noqa: B023 - it is over before the next
             await until(lambda: len(listener.index) == 302 and listener.known().complete)
             assert listener.streams.counts.gaps_filled
+        finally:
+            publisher.close()
+
+
+async def test_what_still_waits_of_an_engine_that_is_gone_is_not_taken_for_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, slow = BatchReader.read, True
+
+    def read_slowly(self: BatchReader, payload: bytes) -> Any:
+        if slow:
+            time.sleep(0.01)
+        return read(self, payload)
+
+    monkeypatch.setattr(BatchReader, "read", read_slowly)
+    async with listening() as listener:
+        gone = listener.publisher()
+        await connected(listener)
+        for number in range(100):
+            gone.kept[number] = batch(stored([number], [number] * 4))
+            gone.send(number, gone.kept[number])
+        await until(lambda: listener.streams.counts.batches > 2)
+        await asyncio.sleep(0.2)
+        gone.close()
+        await until(lambda: not listener.streams.connected(E))
+        assert listener.streams.counts.batches < 100, "many wait"
+        publisher = listener.publisher()
+        try:
+            await until(lambda: listener.streams.connected(E))
+            slow = False
+            for number in range(50):
+                publisher.kept[number] = batch(stored([900 + number], [900 + number] * 4))
+                publisher.send(number, publisher.kept[number])
+                await asyncio.sleep(0)
+            await until(lambda: listener.found([949] * 5) == 4)
+            await asyncio.sleep(0.3)
+            assert (len(listener.index), listener.known().complete) == (50, True)
         finally:
             publisher.close()
 

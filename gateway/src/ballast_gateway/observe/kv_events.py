@@ -47,7 +47,7 @@ _REPLAYED_BYTES = 128 * 1024 * 1024
 """Of all replays together, that wait here; more are lost, which is a gap."""
 _REPLAY_S = 5.0
 """Seconds without an answer until a replay counts as failed. vLLM looks at that port ten times a second."""
-_OLD = 20_000
+_OLD = 30_000
 """Batches with numbers that have been, in a row, after which the engine is taken for restarted: more than can have
 waited while they were repeated."""
 _SAY_EVERY_S = 10.0
@@ -194,6 +194,9 @@ class _Stream:
                     if due.done():
                         self._due.clear()
                         watching[2] = due = asyncio.ensure_future(self._due.wait())
+                        heard.cancel()
+                        inbox.clear()  # of the connection before, and perhaps of the engine before
+                        watching[1] = heard = asyncio.ensure_future(inbox.next())
                         await self._catch_up()
                     elif heard.done():
                         frames = heard.result()

@@ -62,6 +62,7 @@ class Inbox:
         self._room = room
         self._drops = drops
         self._dropped = False
+        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         self._messages: deque[list[bytes]] = deque()
         self._arrived = asyncio.Event()
 
@@ -101,24 +102,32 @@ class Inbox:
             self._task.result()
         return bool(self._messages)
 
+    def clear(self) -> None:
+        """Forget what has come so far: here, and in the socket as much as may wait there."""
+        self._room.give(sum(map(_size_bytes, self._messages)))
+        self._messages.clear()
+        self._dropped = False
+        with suppress(zmq.Again):
+            for _ in range(self._at_once.getsockopt(zmq.RCVHWM)):
+                self._at_once.recv_multipart(zmq.NOBLOCK)
+
     async def _fill(self) -> None:
-        at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         try:
             while True:
                 if not self._drops:
                     await self._room.wait()
-                if not self._take(at_once):
+                if not self._take():
                     self._put(await self._socket.recv_multipart())
                 await asyncio.sleep(0)
         finally:
             self._arrived.set()
 
-    def _take(self, socket: zmq.Socket[bytes]) -> int:
+    def _take(self) -> int:
         """How many were there, of as many as there is room and time for."""
         count = 0
         with suppress(zmq.Again):
             while count < _AT_ONCE and (self._drops or self._room.left):
-                self._put(socket.recv_multipart(zmq.NOBLOCK))
+                self._put(self._at_once.recv_multipart(zmq.NOBLOCK))
                 count += 1
         return count
 
