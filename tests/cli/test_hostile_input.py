@@ -273,6 +273,21 @@ def test_a_run_with_a_closed_standard_output_ends_as_with_an_open_one() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_a_run_with_a_closed_standard_error_keeps_its_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *CLI, *LOAD, "--limit", "2", "--json", str(report)]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert json.loads(report.read_text())["requests"] == 2
+
+
+def test_a_request_that_cannot_be_written_ends_a_load_in_one_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [-1, 2]}
+    trace.write_text(json.dumps(line) + "\n")
+    done = subprocess.run([*CLI, *LOAD[:5], "--trace", str(trace)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
 def test_names_that_the_locale_lacks_are_escaped(tmp_path: Path) -> None:
     trace = tmp_path / "été.csv"
     trace.write_bytes(HEADER + b"0,1,5\n")

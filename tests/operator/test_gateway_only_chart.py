@@ -84,18 +84,19 @@ def test_what_is_missing_or_given_twice_is_named(values: tuple[str, ...], says: 
     "settings",
     [
         (),
-        ("limits.drainTimeoutS=900",),
-        ("limits.drainTimeoutS=10", "limits.drainGraceS=0"),
-        ("limits.drainTimeoutS=null", "limits.drainGraceS=null"),
-        ("limits=null",),
-        ("model=null",),
-        ("model.servedNames=null",),
+        (".limits.drainTimeoutS=900",),
+        (".limits.drainTimeoutS=10", ".limits.drainGraceS=0"),
+        (".limits.drainTimeoutS=null", ".limits.drainGraceS=null"),
+        ("=null",),
+        (".limits=null",),
+        (".model=null",),
+        (".model.servedNames=null",),
     ],
     ids=str,
 )
 def test_a_pod_has_the_time_that_its_settings_give_streams_to_end(settings: tuple[str, ...]) -> None:
     """As the gateways of a ServingPool have it. What is empty is the default."""
-    found = objects(*ONLY, *(f"gateway.only.settings.{each}" for each in settings))
+    found = objects(*ONLY, *(f"gateway.only.settings{each}" for each in settings))
     of_pod = GatewaySettings.model_validate(yaml.safe_load(found["ConfigMap"]["data"]["gateway.yaml"]))
     pod = found["Deployment"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] == PRE_STOP_S

@@ -555,6 +555,16 @@ async def test_admission_limits_answer_503_in_the_words_of_vllm() -> None:
         assert answer.json()["error"]["type"] == "Service Unavailable"
 
 
+async def test_the_inputs_of_one_call_are_admitted_together() -> None:
+    """As so many requests, or none of them; and nothing is left of those that are not."""
+    for requests, tokens in ((2, None), (None, 10)):
+        async with engine_sim(max_num_queued_reqs=requests, max_num_queued_tokens=tokens) as (_, client):
+            many = {"input": ["some words of one text"] * 40}
+            assert (await client.post("/v1/embeddings", json=many)).status_code == 503
+            few = {"input": ["some words"] * 2}
+            assert (await client.post("/v1/embeddings", json=few)).status_code == 200
+
+
 async def test_the_small_routes() -> None:
     """Models, version, load, tokenize and back, unknown paths, wrong methods, API keys."""
     async with engine_sim(served_model_names=("x", "y"), api_keys=("secret",)) as (_, client):

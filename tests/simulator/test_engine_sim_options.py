@@ -81,6 +81,7 @@ def test_the_profile_comes_from_a_flag_or_the_environment(tmp_path: Path) -> Non
         (["m", "--kv-transfer-config", LEASE % "Infinity"], {}, "kv_lease_duration inf must be above 0 seconds"),
         (["m", "--kv-transfer-config", LEASE % "true"], {}, "kv_lease_duration True must be above 0 seconds"),
         (["--gpu-memory-utilization", "0.9", "a/m"], {}, "model: is it '0.9' or 'a/m'? --gpu-memory-utilization is"),
+        (["--swap-space", "4", "--cpu-offload-gb", "2", "a/m"], {}, "model: is it '4' or 'a/m'? --swap-space is"),
         (["m", "--time-scale", "0"], {}, "--time-scale: must be between"),
         (["m", "--kv-transfer-config", "{"], {}, "--kv-transfer-config: must be JSON"),
         (["m", "--kv-transfer-config", '{"kv_connector":"Other"}'], {}, "kv_connector 'Other' is not modelled"),
@@ -105,6 +106,7 @@ def test_what_cannot_work_is_refused_by_name(arguments: list[str], environment: 
         ["--enforce-eager", "a/m"],
         ["--gpu-memory-utilization=0.9", "a/m", "--enforce-eager"],
         ["--max-num-seqs", "8", "a/m", "--swap-space", "4"],
+        ["--enforce-eager", "a/m", "--swap-space", "4"],
     ],
     ids=" ".join,
 )

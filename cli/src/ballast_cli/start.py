@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 
 def run() -> None:
@@ -21,6 +22,8 @@ def _open_standard_files() -> None:
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(file, True)
     os.close(file)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _agent(arguments: list[str]) -> int:

@@ -108,7 +108,7 @@ class Inbox:
         self._messages.clear()
         self._dropped = False
         with suppress(zmq.Again):
-            for _ in range(self._at_once.getsockopt(zmq.RCVHWM)):
+            for _ in range(int(self._at_once.getsockopt(zmq.RCVHWM))):
                 self._at_once.recv_multipart(zmq.NOBLOCK)
 
     async def _fill(self) -> None:

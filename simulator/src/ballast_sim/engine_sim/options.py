@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -373,11 +374,13 @@ def parse_options(
 
 
 def _check_model(model: str, arguments: Sequence[str], unknown: Sequence[str]) -> None:
-    """Raises OptionError where the model may be the value of an unknown flag before it."""
-    before = arguments[max(0, arguments.index(model) - 1)]
-    others = [argument for argument in unknown if not argument.startswith("-")]
-    if before in unknown and before.startswith("-") and "=" not in before and others:
-        raise OptionError(f"model: is it {model!r} or {others[0]!r}? {before} is not known here; write the model first")
+    """Raises OptionError where the model may be the value of an unknown flag before it, and another word may be it."""
+    flags = {each for each in unknown if each.startswith("-") and "=" not in each}
+    before = {word: flag for flag, word in pairwise(arguments) if flag in flags}
+    others = [each for each in unknown if not each.startswith("-") and each not in before]
+    if model in before and others:
+        flag = before[model]
+        raise OptionError(f"model: is it {model!r} or {others[0]!r}? {flag} is not known here; write the model first")
 
 
 def _environment_scale(env: Mapping[str, str]) -> float:

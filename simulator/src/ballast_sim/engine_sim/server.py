@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -299,7 +299,9 @@ class EngineSimServer:
         body = parse_json(request.body)
         check_format(body)
         prompts, model = inputs(body), body.get("model")
-        calls = [self._call({"model": model, "prompt": prompt, "max_tokens": 1}, chat=False) for prompt in prompts]
+        calls: list[Call] = []
+        for prompt in prompts:
+            calls.append(self._call({"model": model, "prompt": prompt, "max_tokens": 1}, chat=False, before=calls))
         response_id = f"embd-{uuid.uuid4().hex}"
         kind = partial(Embedding, gathering=Gathering(body, prompts))
         engine_ids = [f"{response_id}-{index}" for index in range(len(calls))]
@@ -307,11 +309,12 @@ class EngineSimServer:
             self._take(call, request, exchange, response_id=response_id, engine_id=engine_id, kind=kind)
         exchange.on_disconnect = partial(self._client_gone, *engine_ids)
 
-    def _call(self, body: dict[str, Any], chat: bool) -> Call:
+    def _call(self, body: dict[str, Any], chat: bool, before: Sequence[Call] = ()) -> Call:
+        """`before`: those that are taken with it, if it is."""
         if self._draining:
             raise ApiError("The server is shutting down.", None, 503, "ServiceUnavailableError")
         call = parse_call(body, chat, self.options.accepted, self.config.max_model_len)
-        self._admit(len(call.tokens))
+        self._admit(before)
         return call
 
     def _take(
@@ -427,15 +430,15 @@ class EngineSimServer:
             "remote_prefill_cached_tokens": event.stats.cached_tokens,
         }
 
-    def _admit(self, input_tokens: int) -> None:
-        """vLLM's admission limits. Raises ApiError (503)."""
+    def _admit(self, before: Sequence[Call]) -> None:
+        """vLLM's admission limits, for one call behind these. Raises ApiError (503)."""
         options, rejections = self.options, self.metrics.rejections
         limit = options.max_num_queued_reqs
-        if limit is not None and len(self._answers) + 1 > limit:
+        if limit is not None and len(self._answers) + len(before) + 1 > limit:
             rejections["max_num_queued_reqs"] += 1
             raise ApiError(BUSY, None, 503, "Service Unavailable")
         limit = options.max_num_queued_tokens
-        if limit is not None and sum(self._prefilling.values()) >= limit:
+        if limit is not None and sum(self._prefilling.values()) + sum(len(each.tokens) for each in before) >= limit:
             rejections["max_num_queued_tokens"] += 1
             raise ApiError(_BACKLOG, None, 503, "Service Unavailable")
 

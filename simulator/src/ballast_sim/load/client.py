@@ -169,6 +169,8 @@ def _address(base_url: str) -> tuple[str, int, SplitResult]:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise SettingError("url", f"{base_url!r}: {error}") from None
+    if not base_url.isascii():
+        raise SettingError("url", f"{base_url!r}: write what is not ASCII with percent signs")
     if parts.scheme not in ("http", "https") or not host:
         raise SettingError("url", f"{base_url!r} is not an http:// or https:// URL with a host")
     usual = 443 if parts.scheme == "https" else 80

@@ -78,18 +78,22 @@ class _Run:
         return Progress(elapsed_s, len(self.requests), self.sent, done - self.failed, self.failed, self.output_tokens)
 
     async def send_all(self) -> None:
-        """Ends when every request has its answer; cancelled, it breaks off those under way, which are not counted."""
+        """Ends when every request has its answer; cancelled, it breaks off those under way, which are not counted.
+        Raises ValueError for one that cannot be written."""
         self.start_s = time.monotonic()
-        async with asyncio.TaskGroup() as sending:
-            for index, request in enumerate(self.requests):
-                body = self._prompts.body(index, request)  # made ahead of its time, so that it leaves on time
-                due_s = self.start_s + request.arrival_s * self.settings.time_scale
-                delay_s = due_s - time.monotonic()
-                if delay_s > 0:
-                    await asyncio.sleep(delay_s)
-                self.sent += 1
-                sending.create_task(self._send(index, request, body, due_s))
-                await asyncio.sleep(0)  # it leaves before the next body is made, also when all are late
+        try:
+            async with asyncio.TaskGroup() as sending:
+                for index, request in enumerate(self.requests):
+                    body = self._prompts.body(index, request)  # made ahead of its time, so that it leaves on time
+                    due_s = self.start_s + request.arrival_s * self.settings.time_scale
+                    delay_s = due_s - time.monotonic()
+                    if delay_s > 0:
+                        await asyncio.sleep(delay_s)
+                    self.sent += 1
+                    sending.create_task(self._send(index, request, body, due_s))
+                    await asyncio.sleep(0)  # it leaves before the next body is made, also when all are late
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def _send(self, index: int, request: WorkloadRequest, body: bytes, due_s: float) -> None:
         self.late_s.append(max(0.0, time.monotonic() - due_s) / self.settings.time_scale)
