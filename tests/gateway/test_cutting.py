@@ -324,12 +324,12 @@ async def test_libra_cuts_prompts_by_itself(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"prompt": IDS, "stream": False, "logprobs": 0},
+        {"prompt": IDS, "stream": False, "stop": ["never said"]},
         {"prompt": [IDS]},
         {"prompt": IDS[:90]},
         {"prompt": "short"},
     ],
-    ids=["a whole answer with what no stream says", "a list of prompts", "too short to pull a half", "text"],
+    ids=["a whole answer that cannot be a stream inside", "a list of prompts", "too short to pull a half", "text"],
 )
 async def test_what_cannot_be_cut_runs_whole(pair: Pair, more: dict[str, Any]) -> None:
     """On one engine, nothing is pulled, and the books are right."""

@@ -13,7 +13,7 @@ from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.planning.references import resolve
-from ballast_operator.rollouts.workloads import counts_of, ending_of, engine_pool_key, workloads_of
+from ballast_operator.rollouts.workloads import counts_of, ending_of, engine_pool_key, replicas_of, workloads_of
 from ballast_operator.scaling.records import Stored, stored_among
 from ballast_operator.specs.engine_container import gpus_of
 
@@ -112,7 +112,7 @@ def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:
 
 
 def _shrinks(workloads: Sequence[Manifest], wanted: int) -> bool:
-    asked = sum(each["spec"].get("replicas", 1) for each in workloads)
+    asked = sum(map(replicas_of, workloads))
     return len(workloads) > 1 or asked > wanted or any(map(_drains, workloads))
 
 
@@ -149,7 +149,10 @@ def _decided(spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> int | No
 def _asked_by_others(observed: Observed, pool: PoolSpec, *, least: int) -> int | None:
     """What the pool's EnginePool asks for, `least` where it says nothing; None where there is none."""
     found = observed.child(engine_pool_key(observed.name, pool.name))
-    return None if found is None else int(found["spec"].get("replicas", least))
+    if found is None:
+        return None
+    asked = found["spec"].get("replicas")
+    return least if asked is None else int(asked)
 
 
 def _there(observed: Observed, pool: PoolSpec, *, steered: bool) -> int:
@@ -158,7 +161,7 @@ def _there(observed: Observed, pool: PoolSpec, *, steered: bool) -> int:
     if not found:
         # Nobody wakes a fleet that begins at zero, but where decisions do: an HPA leaves alone what is at zero.
         return 0 if steered else 1
-    now = int(found[0]["spec"].get("replicas", 1))
+    now = replicas_of(found[0])
     # In a rollout, and while instances are emptied, the status remembers what was wanted.
     if len(found) > 1 or any(_drains(each) is not None for each in found):
         last = _wanted_last(observed, pool.name)

@@ -36,6 +36,7 @@ from ballast_operator.planning.hardware import leaves_profiles
 from ballast_operator.planning.instances import may_grow, may_shrink
 from ballast_operator.planning.ownership import child_selector, is_child
 from ballast_operator.planning.references import named_objects, parse_pool
+from ballast_operator.rollouts.workloads import replicas_of
 from ballast_operator.scaling.inputs import is_lost
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.specs.token_secret import tokens_of
@@ -228,5 +229,5 @@ def _all_ready(children: Iterable[Manifest]) -> bool:
 
 
 def _ready(workload: Manifest) -> bool:
-    wanted, status = workload["spec"].get("replicas", 1), workload.get("status") or {}
+    wanted, status = replicas_of(workload), workload.get("status") or {}
     return bool(wanted == status.get("readyReplicas", 0) == status.get("updatedReplicas", 0))

@@ -127,12 +127,18 @@ def revision_of(workload: Manifest) -> str:
     return _label(workload, names.LABEL_REVISION)
 
 
+def replicas_of(workload: Manifest) -> int:
+    """The instances that it asks for; where it says nothing, the API server's default."""
+    asked = workload["spec"].get("replicas")
+    return 1 if asked is None else int(asked)
+
+
 def counts_of(workload: Manifest) -> Counts:
     """Its instances."""
     status = workload.get("status") or {}
     return Counts(
         name=id_of(key_of(workload)),
-        asked=workload["spec"].get("replicas", 1),
+        asked=replicas_of(workload),
         pods=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
     )
@@ -211,7 +217,7 @@ def _workload(name: str, wanted: int, deployment: Manifest | None, *, outdated: 
         total=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
-        current=observed_newest and not outdated and deployment["spec"].get("replicas", 1) == wanted,
+        current=observed_newest and not outdated and replicas_of(deployment) == wanted,
         stuck=any(
             condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
             for condition in status.get("conditions") or ()
