@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -193,6 +194,21 @@ async def test_scrapes_reach_the_director_and_the_admin_api(tmp_path: Path) -> N
             assert shown["observation"]["running"] == 1
 
 
+def quick_scraper(made: Fleet, **more: Any) -> Scraper:
+    """Scrapes a hundred times a second."""
+    loop = asyncio.get_running_loop()
+    return Scraper(
+        made,
+        UpstreamPool(loop, connect_timeout_s=5.0),
+        interval_s=0.01,
+        timeout_s=5.0,
+        served=(),
+        now_s=loop.time,
+        life_signs=LifeSigns(),
+        **more,
+    )
+
+
 async def test_an_engine_whose_agent_tells_is_scraped_rarely_until_a_scrape_fails() -> None:
     """One beat in four; a failure brings every beat back, so that a dead engine is lost as soon as any other."""
     asked = 0
@@ -202,20 +218,10 @@ async def test_an_engine_whose_agent_tells_is_scraped_rarely_until_a_scrape_fail
         asked += 1
         return endpoint_id == D0
 
-    loop = asyncio.get_running_loop()
     made, events = fleet()
     async with scripted_engine(decode_script) as engine:
         made.ready(endpoint(engine.address), proven=False)
-        scraper = Scraper(
-            made,
-            UpstreamPool(loop, connect_timeout_s=5.0),
-            interval_s=0.01,
-            timeout_s=5.0,
-            served=(),
-            now_s=loop.time,
-            life_signs=LifeSigns(),
-            told=told,
-        )
+        scraper = quick_scraper(made, told=told)
         scraper.sync()
         try:
             await until(lambda: sum(isinstance(event, EndpointObserved) for event in events) == 4)
@@ -237,20 +243,11 @@ async def test_an_engine_is_scraped_again_whatever_its_page_led_to(caplog: pytes
         if len(seen) == 1:
             raise OverflowError("int too big to convert")
 
-    loop, failed = asyncio.get_running_loop(), list[str]()
+    failed = list[str]()
     made = Fleet(lambda event: None, failures_until_lost=3, on_scraped=take)
     async with scripted_engine(decode_script) as engine:
         made.ready(endpoint(engine.address), proven=False)
-        scraper = Scraper(
-            made,
-            UpstreamPool(loop, connect_timeout_s=5.0),
-            interval_s=0.01,
-            timeout_s=5.0,
-            served=(),
-            now_s=loop.time,
-            life_signs=LifeSigns(),
-            on_failure=lambda member: failed.append(member.problem),
-        )
+        scraper = quick_scraper(made, on_failure=lambda member: failed.append(member.problem))
         scraper.sync()
         try:
             await until(lambda: len(seen) == 3)

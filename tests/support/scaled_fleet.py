@@ -45,6 +45,7 @@ H200 = EngineProfile.from_core(SHIPPED_PROFILES["h200-qwen3-32b"]).dump()
 START_S = 1_800_000_000.0
 GRACE_S = 30.0
 """Of pods that are deleted."""
+BUSY_RPS, CALM_RPS = 40.0, 5.0
 
 
 def autoscaled(name: str, role: str, least: int = 1, most: int = 8, **more: Any) -> Manifest:
@@ -269,6 +270,14 @@ class Fleet:
         created_s = datetime.fromisoformat(manifest["metadata"]["creationTimestamp"]).timestamp()
         if condition["status"] == "False" and self.starts and self.now_s >= created_s + self.startup_s:
             condition |= {"status": "True", "lastTransitionTime": _rfc3339(created_s + self.startup_s)}
+
+
+def busy(**more: Any) -> Fleet:
+    """A fleet that has grown with its traffic."""
+    fleet = Fleet(**more)
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(8)
+    return fleet
 
 
 def _rfc3339(unix_s: float) -> str:

@@ -104,12 +104,15 @@ class Inbox:
 
     def clear(self) -> None:
         """Forget what has come so far: here, and in the socket as much as may wait there."""
-        self._room.give(sum(map(_size_bytes, self._messages)))
-        self._messages.clear()
+        self._forget()
         self._dropped = False
         with suppress(zmq.Again):
             for _ in range(int(self._at_once.getsockopt(zmq.RCVHWM))):
                 self._at_once.recv_multipart(zmq.NOBLOCK)
+
+    def _forget(self) -> None:
+        self._room.give(sum(map(_size_bytes, self._messages)))
+        self._messages.clear()
 
     async def _fill(self) -> None:
         try:
@@ -147,8 +150,7 @@ class Inbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._task.cancel()
-        self._room.give(sum(map(_size_bytes, self._messages)))
-        self._messages.clear()
+        self._forget()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
