@@ -1,7 +1,7 @@
 """Declared counters and histograms that the event loop counts: plain numbers, made into metrics at each export.
 
-prometheus_client's own take a lock and two checks for each count, and a histogram looks through its bounds one by one:
-ten of them took a twentieth of a request's processor time.
+prometheus_client's own take a lock and two checks for each count, and a histogram looks through its bounds one by one.
+A request has ten of them. The export is the library's still, and `tests/gateway/test_tallies.py` holds both together.
 """
 
 from __future__ import annotations
