@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections import Counter
+
 import pytest
 
 from ballast_gateway.h2 import frames
@@ -23,6 +27,25 @@ def test_the_fuzzer_sees_a_server_that_overruns_windows(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Stream, "send", send)
     assert fuzz("time", 200, seed=1).wrong
+
+
+def test_the_fuzzer_sees_inputs_that_are_always_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Counter[str]()
+
+    def attempt(rng: random.Random) -> tuple[int, str]:
+        name = str(rng.random())
+        tried[name] += 1
+        if len(tried) == 2 or (len(tried) == 3 and tried[name] == 1):  # the second always, the third once
+            begin_s = time.thread_time()
+            while time.thread_time() - begin_s < 0.26:
+                pass
+        return 100, ""
+
+    monkeypatch.setitem(CASES, "slow", attempt)
+    row = fuzz("slow", 5, seed=1)
+    assert row.wrong == 1
+    assert next(iter(row.reasons)).startswith("input 1: ")
+    assert sorted(tried.values()) == [1, 1, 1, 2, 3]
 
 
 def test_the_fuzzer_sees_a_server_that_forgets_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:

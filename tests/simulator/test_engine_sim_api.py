@@ -491,6 +491,7 @@ async def test_a_response_repeats_the_temperature_that_was_asked_for() -> None:
         for asked, said in (({"temperature": 0, "top_p": 0.5}, [0, 0.5]), ({}, [1.0, 1.0])):
             answer = await client.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2, **asked})
             assert [answer.json()[field] for field in ("temperature", "top_p")] == said
+            assert {type(answer.json()[field]) for field in ("temperature", "top_p")} == {float}  # as in vLLM
 
 
 async def test_each_input_of_an_embedding_has_the_whole_context() -> None:

@@ -14,6 +14,7 @@ and closed, resets, settings, priorities, floods, nonsense. 100,000 take some mi
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import resource
 import time
@@ -35,7 +36,8 @@ from tests.support.h2_peer import PATH, Peer, message, raw, setting
 LIMITS = Limits(streams=8, header_bytes=4096, stream_window=32_768, connection_window=66_000, unsent_bytes=512)
 MAX_MESSAGE_BYTES = 8192
 LONGEST_S, LONGEST_S_PER_BYTE = 0.25, 20e-6
-"""Processor time for an input: far above what it takes."""
+"""Processor time for an input: far above what it takes. One that takes longer is tried again, twice: it is the input's
+fault only if it is always slow, and not where this process collected its garbage meanwhile."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +58,13 @@ def fuzz(case: str, inputs: int, seed: int) -> Row:
     for number in range(inputs):
         if number == inputs // 10:
             memory_kib = _memory_kib()
-        rng = random.Random(f"{seed}/{case}/{number}")
-        begin_s = time.thread_time()
         try:
-            size, verdict = attempt(rng)
+            took_s, size, verdict = _timed(attempt, f"{seed}/{case}/{number}")
         except Exception as error:
             found[f"input {number}: {type(error).__name__}: {str(error)[:200]}"] += 1
             continue
-        took_s = time.thread_time() - begin_s
         longest_s = max(longest_s, took_s)
-        if took_s > LONGEST_S + size * LONGEST_S_PER_BYTE:
+        if took_s > _bound_s(size):
             found[f"input {number}: {took_s:.3f} s for {size} bytes"] += 1
         whole += not verdict
         if verdict:
@@ -85,6 +84,22 @@ def fuzz(case: str, inputs: int, seed: int) -> Row:
         },
         failed=f"{sum(found.values())} inputs broke a promise" if found else "",
     )
+
+
+def _timed(attempt: Callable[[random.Random], tuple[int, str]], name: str) -> tuple[float, int, str]:
+    """The least processor time of an input in s, its bytes, and what came of it."""
+    took_s = math.inf
+    for _ in range(3):
+        begin_s = time.thread_time()
+        size, verdict = attempt(random.Random(name))
+        took_s = min(took_s, time.thread_time() - begin_s)
+        if took_s <= _bound_s(size):
+            break
+    return took_s, size, verdict
+
+
+def _bound_s(size: int) -> float:
+    return LONGEST_S + size * LONGEST_S_PER_BYTE
 
 
 def _memory_kib() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -97,7 +98,7 @@ def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_mode
     transfer = _transfer(body)
     tokens = input_tokens(body, chat)
     max_tokens = _max_tokens(body, chat, len(tokens), max_model_len)
-    _number(body, "temperature", 0.0, math.inf)
+    _number(body, "temperature", 0.0, sys.float_info.max)
     _number(body, "top_p", math.ulp(0.0), 1.0)
     options = _object(body, "stream_options")
     stream = _flag(body, "stream")
