@@ -91,13 +91,26 @@ def written(folder: Path, addresses: dict[str, str], **more: Any) -> Path:
     return folder / "gateway.yaml"
 
 
+COMMAND = ("-m", "ballast_cli")
+IMPATIENT = (
+    "-c",
+    "from ballast_cli.start import run\n"
+    "from ballast_gateway.workers import supervisor\n"
+    "supervisor._LOOK_S = 0.1\n"
+    "run()",
+)
+"""Looks at its workers a hundred times as often."""
+
+
 @asynccontextmanager
-async def running(folder: Path, addresses: dict[str, str], **more: Any) -> AsyncIterator[Running]:
+async def running(
+    folder: Path, addresses: dict[str, str], *, command: tuple[str, ...] = COMMAND, **more: Any
+) -> AsyncIterator[Running]:
     """Workers that are ready; none is left at the end."""
     config = written(folder, addresses, **more)
     with (folder / "out.log").open("wb") as out, (folder / "err.log").open("wb") as err:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config)), stdout=out, stderr=err
+            *(sys.executable, *command, "gateway", "--config", str(config)), stdout=out, stderr=err
         )
     pids: list[int] = []
     try:
@@ -229,6 +242,19 @@ async def test_a_worker_that_hangs_is_no_ready_one(tmp_path: Path) -> None:
         [reason] = answer.json()["reasons"]
         assert re.fullmatch(r"worker [01]: does not answer", reason)
         await at.ready()
+
+
+async def test_a_worker_that_hangs_for_long_is_killed_and_started_again(tmp_path: Path) -> None:
+    """Its connections break, and new ones are answered; the others go on."""
+    async with running(tmp_path, {}, command=IMPATIENT) as at:
+        hung, other = at.workers()
+        os.kill(hung, signal.SIGSTOP)
+        await until(lambda: any(each.get("event") == "worker-ended" for each in at.messages()), 60)
+        assert [each.get("event") for each in at.messages()].count("worker-hung") == 1
+        await until(lambda: len(at.workers()) == 2 and hung not in at.workers(), 60)
+        await at.ready()
+        assert other in at.workers()
+        assert {await at.ask() for _ in range(20)} == {503}  # no engine, and all are answered
 
 
 async def test_workers_place_by_the_requests_of_all(tmp_path: Path) -> None:
@@ -453,7 +479,7 @@ async def test_a_taken_port_is_reported_once(tmp_path: Path) -> None:
 async def test_the_workers_own_ports_are_kept_for_them(tmp_path: Path) -> None:
     """Those of the pod API, one for each: another gateway is told so, and does not share them."""
     (tmp_path / "token").write_text("t" * 32)
-    own = {"podApi": {"tokenFile": str(tmp_path / "token"), "port": free_port()}}
+    own: dict[str, Any] = {"podApi": {"tokenFile": str(tmp_path / "token"), "port": free_port()}}
     async with running(tmp_path, {}, **own):
         other = tmp_path / "other"
         other.mkdir()

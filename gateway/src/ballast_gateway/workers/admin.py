@@ -47,7 +47,7 @@ _JSON: Final = "application/json"
 _TOGETHER: Final = frozenset({ATTAINMENT, DEMAND, LOAD, PROFILES, TRAFFIC})
 _PARTIAL: Final = (503, _JSON, b'{"detail": "a worker that serves does not answer"}')
 _WAIT_S: Final = 2.0
-"""For a worker's metrics, or for its word that it is ready."""
+"""For a worker's metrics, or for its word that it lives or is ready."""
 _ADMIN_WAIT_S: Final = 30.0
 _MOST_TARGET_BYTES: Final = 16 * 1024
 """Of a path with its query. Escaped anew it may be three times as long, of which httpx takes 64 KiB."""
@@ -67,6 +67,10 @@ class Admin:
         """Close connections to workers; streams of theirs end with that."""
         if self._client is not None:
             await self._client.aclose()
+
+    async def silent(self) -> list[str]:
+        """The workers that serve and say nothing, asked whether they live."""
+        return self._silent(await self._ask_all("/healthz"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

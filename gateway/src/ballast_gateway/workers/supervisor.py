@@ -39,6 +39,9 @@ _STEADY_S: Final = 30.0
 """A worker that has lived for so long is started again at once."""
 _LAST_S: Final = 10.0
 """For a worker to end, beyond the time that its drain may take."""
+_LOOK_S: Final = 10.0
+_MOST_MISSED: Final = 3
+"""Looks in a row that a worker may leave without an answer: as a kubelet's at a gateway of one process."""
 
 
 def run(settings: GatewaySettings, file: SettingsFile) -> int:
@@ -70,19 +73,20 @@ class _Supervisor:
             for worker, port in zip(self._workers, pod_apis, strict=True):
                 worker.settings = _of_worker(self._settings, ports, port, pod_apis, token)
             try:
-                return await self._serve({"admin": server.port, **ports})
+                return await self._serve({"admin": server.port, **ports}, admin)
             finally:
                 await asyncio.gather(*(worker.end(0.0) for worker in self._workers))
                 await server.aclose()
                 await admin.aclose()
 
-    async def _serve(self, ports: dict[str, int]) -> int:
+    async def _serve(self, ports: dict[str, int], admin: Admin) -> int:
         begun = await asyncio.gather(*(worker.start() for worker in self._workers))
         if not all(begun):  # it has said why
             return max(status for worker in self._workers if (status := worker.status) is not None) or 1
         extra = {"event": "listening", "ports": ports, "decided_by": kernel.name(), "workers": len(begun)}
         _log.info("listening", extra=extra)
         watches = [asyncio.create_task(self._keep(worker)) for worker in self._workers]
+        watches.append(asyncio.create_task(self._kill_hung(admin)))
         watches.append(asyncio.create_task(self._file.follow(lambda: self._settings, self._hear)))
         try:
             await self._signals.first.wait()
@@ -132,6 +136,19 @@ class _Supervisor:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 extra = {"event": "worker-not-started", "worker": str(worker.number), "problem": str(error)}
                 _log.error("a worker cannot be started; it is tried again", extra={**extra, "retry_in_s": pause_s})
+
+    async def _kill_hung(self, admin: Admin) -> None:
+        """The system goes on to deal them connections; once dead, they are started again."""
+        missed: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            missed = {number: missed.get(number, 0) + 1 for number in await admin.silent()}
+            for worker in self._workers:
+                if missed.get(number := str(worker.number), 0) >= _MOST_MISSED:
+                    extra = {"event": "worker-hung", "worker": number}
+                    _log.error("a worker does not answer, and is killed", extra=extra)
+                    worker.kill()
+                    del missed[number]
 
     def _admin_ports(self) -> dict[str, int | None]:
         return {str(worker.number): worker.admin_port for worker in self._workers}
@@ -205,6 +222,11 @@ class _Worker:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def end(self, drain_s: float) -> int:
         """Ask it to end, wait for so long and a little more, then kill it. Returns its status."""
         if self._process is None:
@@ -215,7 +237,7 @@ class _Worker:
                 await self._process.wait()
         except TimeoutError:
             _log.error("a worker does not end, and is killed", extra={"worker": str(self.number)})
-            self._process.kill()
+            self.kill()
         return await self.ended()
 
 
