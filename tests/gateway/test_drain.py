@@ -188,6 +188,29 @@ async def test_what_still_runs_is_told_why_it_ends(tmp_path: Path, *, second: bo
         assert all(entry["output_tokens"] > 0 for entry in log if entry["outcome"] == "failed")
 
 
+async def test_a_request_that_has_half_come_is_told_and_keeps_nobody_else_from_it(tmp_path: Path) -> None:
+    """Whichever of the connections is looked at first."""
+    async with (
+        engine_sim() as (engine, _),
+        gateway(tmp_path, {"f0": f"127.0.0.1:{engine.port}"}, drainTimeoutS=0.5) as running,
+    ):
+        halves = [await asyncio.open_connection("127.0.0.1", running.ports["proxy"]) for _ in range(8)]
+        for _, writer in halves:
+            writer.write(post(PATH, SHORT)[:-1])
+        held = await stream(running.ports["proxy"], LONG)
+        running.signal()
+        assert b"gateway-shutdown" in await held.rest()
+        for reader, writer in halves:
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"gateway-shutdown" in answer
+            writer.close()
+        status, log = await running.ended()
+        assert status == 0
+        assert {entry["reason"] for entry in log} == {"gateway-shutdown"}
+
+
 async def is_busy(engine: httpx.AsyncClient, requests: int) -> bool:
     return await metric(engine, "vllm:num_requests_running") >= requests
 

@@ -401,8 +401,7 @@ class ClientConnection(asyncio.Protocol):
         if self._work is not None:
             self._work.shut_down()
         elif self._reader.reading is not Reading.NOTHING and self._request is None and not self._discarding:
-            self._server.refused(error)
-            self.respond_error(error)
+            self._refuse(error)
         self.close_if_idle(fresh=True)
 
 
