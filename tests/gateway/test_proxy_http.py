@@ -205,6 +205,24 @@ async def test_head_has_no_body(gateway: RunningGateway) -> None:
     assert int(answer.headers["content-length"]) > 0
 
 
+async def test_answers_that_a_client_does_not_read_do_not_pile_up(gateway: RunningGateway) -> None:
+    """Nor are its further requests read, until it reads again: then all are answered."""
+    count = 40_000  # some fifteen megabytes of answers
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+    writer.write(GET_MODELS * count)
+    face = gateway.gateway.proxy
+    assert face is not None
+    await until(lambda: any(each._stalled_since_s is not None for each in face.connections))
+    await asyncio.sleep(0.5)
+    [connection] = face.connections
+    assert connection._transport.get_write_buffer_size() < 1_000_000
+    answered = 0
+    async with asyncio.timeout(60):
+        while answered < count:
+            answered += (await reader.readuntil(b"]}")).count(b"]}")
+    writer.close()
+
+
 async def test_expect_100_continue_is_answered_before_the_body(gateway: RunningGateway) -> None:
     """The client sends its body only then."""
     raw = json.dumps(COMPLETION).encode()
@@ -215,6 +233,32 @@ async def test_expect_100_continue_is_answered_before_the_body(gateway: RunningG
         writer.write(raw)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
+
+
+async def test_the_body_is_asked_for_behind_another_request_too(gateway: RunningGateway) -> None:
+    """As soon as that is answered: the client has nothing else to send."""
+    raw = json.dumps(COMPLETION).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(post("/v1/completions", COMPLETION))
+    writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(raw))
+    async with asyncio.timeout(20):
+        assert b" 200 " in await reader.readline()
+        await reader.readuntil(b"HTTP/1.1 100 Continue\r\n\r\n")
+        writer.write(raw)
+        assert b" 200 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_no_interim_answer_and_no_chunks(gateway: RunningGateway) -> None:
+    """It would take the former for the answer. An offered upgrade does not make it one of HTTP/1.1."""
+    raw = json.dumps({**COMPLETION, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nhost: g\r\nexpect: 100-continue\r\ncontent-length: %d\r\n" % len(raw)
+    for offer in (b"", b"connection: upgrade\r\nupgrade: h2c\r\n"):
+        (answer,) = await raw_exchange(gateway.port, head + offer + b"\r\n", raw, pause_s=0.2)
+        assert answer.status == 200
+        assert "transfer-encoding" not in answer.headers
+        assert answer.headers["connection"] == "close"
+        assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_body_too_large_is_refused_before_it_is_sent(gateway: RunningGateway) -> None:

@@ -145,9 +145,10 @@ class RequestReader:
             return b""
         kept = [(name, without_offer(name, value)) for name, value in self.headers]
         lines = [b"%b: %b\r\n" % (name, value) for name, value in kept if value is not None]
+        version = self._parser.get_http_version().encode()
         self._parser = httptools.HttpRequestParser(self)
         self._upgrading = False
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, b"".join(lines))
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._target, version, b"".join(lines))
 
     def _check_size(self, fed: int) -> None:
         """Bounds what llhttp takes in without calling back: a head, a chunk extension or a trailer that never ends."""
@@ -200,6 +201,8 @@ class RequestReader:
         self.bodies += 1
         version = parser.get_http_version()
         self._http11 = version == "1.1"
+        if not self._http11:
+            self.continue_wanted = False  # RFC 9110 section 10.1.1: to HTTP/1.0 it says nothing
         self._keep_alive = parser.should_keep_alive()
         self._upgrading = parser.should_upgrade()
         if version not in ("1.1", "1.0"):

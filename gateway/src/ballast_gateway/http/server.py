@@ -145,10 +145,6 @@ class ClientConnection(asyncio.Protocol):
         now = self._reader.reading
         if now is not was or now is Reading.BODY:
             self._set_deadline(now)
-        if self._reader.continue_wanted and self._request is None and not self._reader.requests:
-            self._reader.continue_wanted = False
-            if self._reader.error is None:
-                self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._advance()
         if self._held is not None or self._reader.held_bytes:
             self._book()
@@ -175,16 +171,21 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_since_s = None
         if self._flow is not None:
             self._flow.resume()
+        if self._reader.requests:
+            self._loop.call_soon(self._advance)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Serve waiting requests. A loop, not recursion: thousands of pipelined requests may be answered at once."""
+        """Serve waiting requests, as long as the client takes its answers.
+
+        A loop, not recursion: thousands of pipelined requests may be answered at once.
+        """
         if self._advancing or self.gone:
             return
         self._advancing = True
         reader = self._reader
-        while self._request is None and reader.requests and not self._discarding:
+        while self._request is None and reader.requests and not self._discarding and self._stalled_since_s is None:
             self._request = reader.take()
             if self._held is not None:
                 self._book()
@@ -192,12 +193,20 @@ class ClientConnection(asyncio.Protocol):
             work = self._server.handle(self, self._request)
             self._work = None if self._request is None else work  # it may have answered already
         self._advancing = False
-        if self._request is None and reader.error is not None and not self._discarding:
-            self._refuse(reader.error)
+        if self._request is None and not reader.requests and not self._discarding:
+            self._ask_on()
         waiting = len(reader.requests) >= _MAX_WAITING
         if waiting is not self._reading_paused and not self._transport.is_closing():
             self._reading_paused = waiting
             (self._transport.pause_reading if waiting else self._transport.resume_reading)()
+
+    def _ask_on(self) -> None:
+        """No request waits: refuse what came instead of one, or have the client send the body that it holds back."""
+        if self._reader.error is not None:
+            self._refuse(self._reader.error)
+        elif self._reader.continue_wanted:
+            self._reader.continue_wanted = False
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _book(self) -> None:
         """Book what lies in the reader on the client, or refuse to read on."""
@@ -344,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
             now_s = self._loop.time()
             self._deadline_s = now_s + self._server.keep_alive_timeout_s
             self._body_since_s = self._share_since_s = now_s  # a body that has begun may have been kept waiting by us
-            if self._reader.requests or self._reader.error is not None:
+            if self._reader.requests or self._reader.error is not None or self._reader.continue_wanted:
                 self._loop.call_soon(self._advance)  # what answers this one may have more to do at its end
 
     def _linger(self) -> None:
@@ -392,15 +401,18 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self, *, fresh: bool) -> None:
         """Close the connection if no request is on its way. `fresh`: also where none has come yet."""
-        idle = self._request is None and not self._reader.requests and self._reader.reading is Reading.NOTHING
-        if idle and (fresh or self._served) and not self._discarding:
+        if self._is_idle and (fresh or self._served) and not self._discarding:
             self._close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._request is None and not self._reader.requests and self._reader.reading is Reading.NOTHING
 
     def shut_down(self, error: ApiError) -> None:
         """End what is served, refuse with `error` what has begun to come, and close."""
         if self._work is not None:
             self._work.shut_down()
-        elif self._reader.reading is not Reading.NOTHING and self._request is None and not self._discarding:
+        elif not self._is_idle and self._request is None and not self._discarding:
             self._refuse(error)
         self.close_if_idle(fresh=True)
 
