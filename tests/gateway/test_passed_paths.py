@@ -305,6 +305,20 @@ def test_messages_and_chats_of_others_end_by_their_own_names() -> None:
         assert meter.tokens == 1
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_message_counts_its_tokens_before_its_end_too(at_once: bool) -> None:
+    """vLLM's message_start has a usage of no output: a client that leaves before the end has had more than that."""
+    start = b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"output_tokens":0}}}\n\n'
+    token = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
+    end = b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":4}}\n\n'
+    meter = NamedMeter()
+    for piece in [start + 3 * token] if at_once else [start, token, token, token]:
+        meter.feed(piece)
+    assert meter.tokens == 3
+    meter.feed(end)
+    assert meter.tokens == 4
+
+
 def test_every_passed_route_is_one_of_the_inference_api() -> None:
     assert paths.PASSED < paths.INFERENCE
     assert paths.GENERATING < paths.PASSED

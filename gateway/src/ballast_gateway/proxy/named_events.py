@@ -8,6 +8,7 @@ and wins. Of other streams nothing is known: each event brings something, and wh
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from ballast_gateway import paths
@@ -16,6 +17,8 @@ from ballast_gateway.proxy.sse import TokenMeter
 
 _NAME: Final = re.compile(rb"^event: ?([\w.-]+)|\"type\": ?\"([\w.-]+)\"", re.MULTILINE)
 _USAGE: Final = re.compile(rb'"(?:output|completion)_tokens"\s*:\s*(\d{1,15})')
+_BEGIN: Final = b"message_start"
+"""Its usage is of no output: vLLM's says 0, whatever is to come."""
 _ENDS: Final = frozenset(
     {b"response.completed", b"response.incomplete", b"response.failed", b"message_stop", b"message-end"}
 )
@@ -62,11 +65,16 @@ class NamedMeter(TokenMeter):
         if has_error(whole) or b"error" in names:
             self.failed = True
             return
-        if found := _USAGE.findall(whole):
-            self._usage = min(int(found[-1]), self._most_tokens)
+        if b'_tokens"' in whole:
+            self._take_usage(event for name, event in zip(names, events, strict=True) if name != _BEGIN)
         self._events += sum(name.endswith(b"delta") for name in names)
         self._done = bool(events) and (names[-1] in _ENDS or events[-1].strip().endswith(DONE))
         self.started = self.started or self._events > 0 or self._done
+
+    def _take_usage(self, events: Iterable[bytes]) -> None:
+        for event in events:
+            if found := _USAGE.findall(event):
+                self._usage = min(int(found[-1]), self._most_tokens)
 
 
 def _name(event: bytes) -> bytes:
