@@ -90,6 +90,24 @@ def test_the_output_limit_is_read_where_it_makes_sense(document: dict[str, Any],
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
+        ("/v1/completions", 3),
+        ("/v1/chat/completions", 1),
+        ("/v1/chat/completions/batch", 1),
+        ("/v1/responses", 2),
+        ("/v1/messages", 3),
+        ("/cohere/v2/chat", 3),
+        ("/of/settings", 1),
+    ],
+)
+def test_a_limit_that_the_route_does_not_read_is_not_believed(path: str, expected: int) -> None:
+    """Or whoever wrote a small one beside the real one would pass for a short request, and go first."""
+    document = {"max_completion_tokens": 1, "max_output_tokens": 2, "max_tokens": 3}
+    assert openai_body.max_output_tokens(document, path) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
         ("/v1/completions", True),
         ("/tenant/v1/chat/completions?x=1", True),
         ("/v1/responses/", True),

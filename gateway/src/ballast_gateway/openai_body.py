@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
-from ballast_gateway import strict_json
+from ballast_gateway import paths, strict_json
 from ballast_gateway.strict_json import InvalidJson, Size
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -35,6 +35,17 @@ PROMPTS: Final = (
     *("text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items", "texts", "inputs"),
 )
 """Fields that hold what an engine reads, in vLLM 0.32's requests of whatever route."""
+_ANY_LIMIT: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+_LIMITS: Final = {
+    paths.COMPLETIONS: ("max_tokens",),
+    paths.CHAT: _CHAT_LIMITS,
+    f"{paths.CHAT}/batch": _CHAT_LIMITS,
+    paths.RESPONSES: ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/cohere/v2/chat": ("max_tokens",),
+}
+"""Fields that limit the output, by route, the one that counts first: vLLM 0.32 passes over the others."""
 _NOTHING: Final = object()
 
 
@@ -95,9 +106,12 @@ def model_of(document: JsonObject) -> str:
     return model
 
 
-def max_output_tokens(document: JsonObject) -> int | None:
-    """The client's limit on output tokens per choice, or None if it sets no usable one."""
-    for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+def max_output_tokens(document: JsonObject, path: str = "") -> int | None:
+    """The client's limit on output tokens per choice, or None if it sets no usable one.
+
+    `path`: whose engines look at some of the fields only, so that the others are not believed.
+    """
+    for field in _LIMITS.get(path, _ANY_LIMIT):
         value = document.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return min(value, _MOST_TOKENS)

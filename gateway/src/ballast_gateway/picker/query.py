@@ -117,7 +117,7 @@ def read_body(
     return BodyFacts(
         model=model,
         prompt_tokens=openai_body.prompt_tokens(document, _PROMPT_FIELDS.get(bare_path, openai_body.PROMPTS)),
-        max_output_tokens=openai_body.max_output_tokens(read),
+        max_output_tokens=openai_body.max_output_tokens(read, bare_path),
         stream=read.get("stream") is True,
         priority=None if "priority" in dropped else openai_body.priority(read),
         prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),

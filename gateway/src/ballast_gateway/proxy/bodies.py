@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from ballast_core.values import value
-from ballast_gateway import lax, openai_body
+from ballast_gateway import lax, openai_body, paths
 from ballast_gateway.openai_body import InvalidBody, JsonObject
 from ballast_gateway.proxy.sse import MOST_TOKENS
 from ballast_gateway.strict_json import Size
@@ -123,7 +123,7 @@ def read_generation(
         prompt_tokens=openai_body.prompt_tokens(
             document, openai_body.CHAT_PROMPT if chat else openai_body.COMPLETION_PROMPT
         ),
-        max_output_tokens=openai_body.max_output_tokens(document),
+        max_output_tokens=openai_body.max_output_tokens(document, paths.CHAT if chat else paths.COMPLETIONS),
         choices=choices(document),
         document=document,
         raw=raw,

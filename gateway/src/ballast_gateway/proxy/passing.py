@@ -38,7 +38,7 @@ def read_passed(raw: bytes, *, path: str, default_model: str, dropped: frozenset
         model=model,
         stream=stream,
         prompt_tokens=openai_body.prompt_tokens(read),
-        max_output_tokens=openai_body.max_output_tokens(read) if generates else 1,
+        max_output_tokens=openai_body.max_output_tokens(read, path) if generates else 1,
         choices=1,
         document=read,
         raw=raw,
