@@ -13,6 +13,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request, RequestId
 from ballast_gateway import openai_body
 from ballast_gateway.prompts import BLOCK_TOKENS, MAX_BLOCKS, MAX_PIECES, NO_FACTS, PromptReader, block_hashes
+from ballast_gateway.token_questions import Question, tokens_of
 
 LONG = "All happy families are alike; each unhappy family is unhappy in its own way. " * 20
 BLOCK_CHARS = 4 * BLOCK_TOKENS
@@ -194,3 +195,11 @@ def test_names_and_classes_are_read_by_need() -> None:
     assert lengths.read(body, model="m").block_hashes == ()
     short = prefixes.read({"prompt": "hello"}, model="m")
     assert Request(RequestId("r"), 2, block_hashes=short.block_hashes, block_size=short.block_size).block_size == 0
+
+
+@pytest.mark.parametrize("field", ["system", "instructions", "documents"])
+def test_the_tokens_of_a_prompt_with_more_to_it_than_its_messages_are_not_asked_for(field: str) -> None:
+    """/tokenize would leave that out, and its count would pass for the whole prompt's."""
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+    assert isinstance(tokens_of(chat, "m"), Question)
+    assert tokens_of(chat | {field: "a" * 4000}, "m") is None

@@ -38,9 +38,11 @@ _OTHERWISE: Final = frozenset(
         "mm_processor_kwargs",
         "functions",
         "input",
+        "system",
+        "instructions",
     }
 )
-"""Fields that change a prompt in ways that /tokenize does not follow."""
+"""Fields that change a prompt in ways that /tokenize does not follow, on whatever route."""
 
 
 @dataclass(frozen=True, slots=True)
