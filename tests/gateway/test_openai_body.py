@@ -40,6 +40,31 @@ def test_prompt_tokens_are_exact_for_ids_and_estimated_for_text(document: dict[s
     assert openai_body.prompt_tokens(document) == expected
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "a" * 4000}}]},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "a" * 4000}},
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"a": "a" * 3992}}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "a" * 4000}]}]},
+        {"role": "user", "content": [{"type": "text", "text": "a" * 4000, "content": ""}]},
+        {"type": "function_call", "name": "f", "arguments": "a" * 4000},
+        {"type": "function_call_output", "output": "a" * 4000},
+        {"type": "function_call_output", "output": [{"type": "input_text", "text": "a" * 4000}]},
+    ],
+)
+def test_calls_of_tools_and_what_they_gave_are_text_of_the_prompt(turn: dict[str, Any]) -> None:
+    """Of an agent's conversation they are most."""
+    assert openai_body.prompt_tokens({"messages": [turn]}) == 1000
+    assert openai_body.prompt_tokens({"input": [turn]}) == 1000
+
+
+def test_images_are_no_text_of_the_prompt() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "a" * 4000}}
+    shown = {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": "a" * 4000}}
+    assert openai_body.prompt_tokens({"messages": [{"role": "user", "content": [image]}], "input": [shown]}) == 0
+
+
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "a" * 4000}}]
 
 

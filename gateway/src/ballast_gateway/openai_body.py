@@ -35,6 +35,10 @@ PROMPTS: Final = (
     *("text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items", "texts", "inputs"),
 )
 """Fields that hold what an engine reads, in vLLM 0.32's requests of whatever route."""
+_TEXTS: Final = frozenset({"content", "text", "refusal", "tool_calls", "function_call", "function", "output"})
+"""Fields of messages, their parts and other items that hold text, or what holds some."""
+_CALLED_WITH: Final = frozenset({"arguments", "input"})
+"""Fields of calls of tools: a text, or JSON that becomes one."""
 _ANY_LIMIT: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
 _LIMITS: Final = {
@@ -190,12 +194,12 @@ def _count(value: object) -> tuple[int, int]:
                 ids += len(tokens)
             case list(items):
                 pending.extend(items)
-            case {"content": content}:
-                pending.append(content)
-            case {"text": text}:
-                pending.append(text)
+            case dict(fields):  # of images and the like nothing is text
+                pending += [fields[name] for name in _TEXTS.intersection(fields)]
+                called_with = [fields[name] for name in _CALLED_WITH.intersection(fields)]
+                chars += sum(len(given) if isinstance(given, str) else len(dump(given)) for given in called_with)
             case _:
-                pass  # images and the like: no text to count
+                pass
     return ids, chars
 
 
