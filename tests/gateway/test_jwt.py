@@ -263,6 +263,25 @@ def test_a_key_that_states_another_algorithm_is_not_used_by_ours(tmp_path: Path)
         tenant_of(tokens, token("r"))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        public("x", OTHER, alg="RSA-OAEP"),
+        public("x", OTHER, alg="RS999"),
+        {"kty": "OKP", "crv": "X25519", "x": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "kid": "x"},
+        {"kty": "EC", "crv": "BP-256", "x": "AA", "y": "AA", "kid": "x"},
+        {"kty": "EC", "crv": ["P-256"], "x": "AA", "y": "AA", "kid": "x"},
+    ],
+    ids=["of encryption", "of no algorithm", "of an exchange", "of another curve", "of no curve"],
+)
+def test_keys_that_others_need_keep_none_of_ours_from_being_read(other: dict[str, Any], tmp_path: Path) -> None:
+    """RFC 7517 section 5. An issuer may add one with the next rotation, and need not say its `use`."""
+    tokens = reader(tmp_path / "jwks", other, public("d", ED))
+    jwks(tmp_path / "jwks", other, public("r", RSA))
+    tokens.refresh()
+    assert tenant_of(tokens, token("r")) == "search"
+
+
 # --- tenants -----------------------------------------------------------------------------------------------------
 
 

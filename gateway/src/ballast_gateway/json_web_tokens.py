@@ -32,6 +32,7 @@ LEEWAY_S: Final = 10.0
 _KEPT: Final = 4096
 """Tokens that need no second check until they expire."""
 _ALGORITHMS: Final = frozenset({"RS256", "ES256", "EdDSA"})
+_CURVES: Final = frozenset({"P-256", "Ed25519", "Ed448"})
 _MOST_KEYS_BYTES: Final = 1 << 20
 _LEAST_RSA_BITS: Final = 2048
 _MOST_NAME: Final = 256
@@ -183,17 +184,22 @@ def _key(file: Path, number: int, entry: dict[str, Any]) -> PyJWK | None:
         raise _wrong(file, f"keys[{number}] is a private key; keep only public ones here")
     if entry.get("use", "sig") != "sig" or entry.get("kty") not in ("RSA", "EC", "OKP"):
         return None
+    if not _is_ours(entry.get("alg"), _ALGORITHMS) or not _is_ours(entry.get("crv"), _CURVES):
+        return None
     if not isinstance(entry.get("kid", ""), str):
         raise _wrong(file, f"keys[{number}].kid is no text")
     try:
         key = jwt.PyJWK(entry)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
         raise _wrong(file, f"keys[{number}] is not usable ({type(error).__name__})") from error
-    if key.algorithm_name not in _ALGORITHMS:
-        return None
     if key.key_type == "RSA" and key.key.key_size < _LEAST_RSA_BITS:
         raise _wrong(file, f"keys[{number}] has less than {_LEAST_RSA_BITS} bits")
     return key
+
+
+def _is_ours(stated: object, known: frozenset[str]) -> bool:
+    """Whether what a key states, if it states any, is one of these."""
+    return stated is None or (isinstance(stated, str) and stated in known)
 
 
 def _wrong(file: Path, problem: str) -> InvalidInput:
