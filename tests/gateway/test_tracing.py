@@ -117,6 +117,23 @@ HOSTILE = (
 )
 
 
+@pytest.mark.parametrize(
+    ("parent", "state"),
+    [(SAMPLED, SECRET), (SAMPLED, ",".join(f"k{number}=v" for number in range(40))), (SAMPLED + "-x" * 300, "a=b")],
+    ids=["no state", "too many", "a parent that is too long"],
+)
+async def test_a_context_that_is_none_is_left_out_and_not_logged(
+    parent: str, state: str, tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library would warn of it at each request, in the client's own words."""
+    async with scripted_engine(decode_script) as engine, traced(engine, tmp_path, receiver) as gateway:
+        caplog.clear()
+        await post(gateway, BODY, traceparent=parent, tracestate=state)
+        await the_request(receiver)
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+    assert "tracestate" not in engine.asked[0].headers
+
+
 async def test_what_is_no_trace_context_begins_a_trace_and_reaches_no_engine(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -8,6 +8,7 @@ the settings leave out comes from its environment variables (`OTEL_*`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -47,6 +48,8 @@ _RECORDED: Final = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _NOT_RECORDED: Final = otel.TraceFlags(otel.TraceFlags.DEFAULT)
 _NOWHERE: Final = contexts.Context()
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+_QUOTING: Final = ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext")
+"""Loggers that warn of what clients write, and quote it."""
 
 
 class _Context(NamedTuple):
@@ -75,6 +78,8 @@ class Tracing:
         """`endpoint`: base URL of an OTLP/HTTP receiver, which gets `protobuf` or JSON; `sample_ratio`: of traces that
         begin here; where they are None the environment says. `follow_clients`: a request with a trace context belongs
         to its caller's trace, and is recorded if that is. `unix_s` plus `now_s` gives seconds since 1970."""
+        for name in _QUOTING:
+            logging.getLogger(name).setLevel(logging.ERROR)
         sampler = None if sample_ratio is None else ParentBased(TraceIdRatioBased(sample_ratio))
         self._provider = TracerProvider(sampler, _resource(service, instance), shutdown_on_exit=False)
         self._sampler = self._provider.sampler
