@@ -161,6 +161,19 @@ async def test_a_page_of_another_origin_reads_nothing(tmp_path: Path, origins: l
     assert whole.status == 200
 
 
+async def hop_by_hop(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """With all that is of this connection, or the gateway's to say."""
+    lines = b"connection: keep-alive, X-Hop\r\nx-hop: 1\r\naccess-control-allow-methods: *\r\nx-engine: 1\r\n"
+    writer.write(json_reply(completion(), extra=lines))
+
+
+async def test_what_an_engine_says_of_its_connection_and_of_origins_goes_no_further(tmp_path: Path) -> None:
+    async with scripted_engine(hop_by_hop) as engine, running_gateway(tmp_path, {"f0": engine.address}) as gateway:
+        (answer,) = await raw_exchange(gateway.port, post("/v1/completions", {**BODY, "n": 2}), answers=1)
+    assert answer.headers["x-engine"] == "1"
+    assert not {"connection", "x-hop", "access-control-allow-methods"} & answer.headers.keys()
+
+
 async def test_every_origin_may_be_admitted(tmp_path: Path) -> None:
     async with (
         scripted_engine(decode_script) as engine,

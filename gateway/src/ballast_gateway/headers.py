@@ -46,10 +46,9 @@ _NOT_DOWN: Final = HOP_BY_HOP | {
     b"content-length",
     REQUEST_ID,
     wire_names.LOAD_REPORT.encode(),
-    b"access-control-allow-origin",
-    b"access-control-allow-credentials",
     b"access-control-expose-headers",
 }
+_CORS_PREFIX: Final = b"access-control-allow-"
 """Which origins may read an answer is the gateway's to say (`http.cors`), so engines see none and say nothing."""
 
 
@@ -59,7 +58,7 @@ def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: Collection[byt
     lines = []
     for name, value in headers:
         if name == b"connection":
-            listed |= {item.strip().lower() for item in value.split(b",")}
+            listed |= _named_by(value)
         elif name not in _NOT_UP and name not in without and not name.startswith(_CONTROL_PREFIX):
             lines.append((name, value))
     return b"".join([b"%b: %b\r\n" % line for line in lines if line[0] not in listed])
@@ -67,7 +66,19 @@ def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: Collection[byt
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of an engine's answer that pass to the client."""
-    return [header for header in headers if header[0] not in _NOT_DOWN]
+    listed: set[bytes] = set()
+    lines = []
+    for name, value in headers:
+        if name == b"connection":
+            listed |= _named_by(value)
+        elif name not in _NOT_DOWN and not name.startswith(_CORS_PREFIX):
+            lines.append((name, value))
+    return [line for line in lines if line[0] not in listed]
+
+
+def _named_by(connection: bytes) -> set[bytes]:
+    """The headers that a Connection header says are of this connection only."""
+    return {item.strip().lower() for item in connection.split(b",")}
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
