@@ -21,7 +21,7 @@ from tests.support.gateway_kit import (
     running_gateway,
     until,
 )
-from tests.support.scripted_engine import ScriptedEngine, decode_script, prefill_script, scripted_engine
+from tests.support.scripted_engine import Asked, ScriptedEngine, decode_script, prefill_script, scripted_engine
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\n"
 GET_MODELS = b"GET /v1/models HTTP/1.1\r\nhost: g\r\n\r\n"
@@ -221,6 +221,35 @@ async def test_answers_that_a_client_does_not_read_do_not_pile_up(gateway: Runni
         while answered < count:
             answered += (await reader.readuntil(b"]}")).count(b"]}")
     writer.close()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_takes_a_large_answer_slowly_has_all_of_it(reads: bool, tmp_path: Path) -> None:
+    """However long that is: only one that takes nothing for `clientStallTimeoutS` is cut."""
+    large = json.dumps({"data": "x" * 24_000_000}).encode()
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(large) + large)
+
+    async with (
+        scripted_engine(answer) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, limits={"clientStallTimeoutS": 1}) as gateway,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(post("/v1/embeddings", {"model": "tiny", "input": "a"}))
+        await reader.readuntil(b"\r\n\r\n")
+        taken = 0
+        if reads:
+            while taken < len(large) and (part := await reader.read(80_000)):
+                taken += len(part)
+                await asyncio.sleep(len(part) / 8e6)
+            assert taken == len(large)
+        else:
+            face = gateway.gateway.proxy
+            assert face is not None
+            await until(lambda: not face.connections)
+        writer.close()
 
 
 async def test_expect_100_continue_is_answered_before_the_body(gateway: RunningGateway) -> None:

@@ -20,6 +20,8 @@ Header = tuple[bytes, bytes]
 
 _STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _MAX_WAITING = 2
+_SHARE_BYTES = 64 * 1024
+"""Of what a slow client has not taken: with each it has so long for the next as for the first."""
 _LINGER_S = 2.0
 """How long a refused client may still send before its connection is cut: closing at once would lose the answer."""
 
@@ -119,6 +121,8 @@ class ClientConnection(asyncio.Protocol):
         self.head_sent = False
         """The answer to the request has begun."""
         self._stalled_since_s: float | None = None
+        self._untaken_bytes = 0
+        """What lay ready then."""
         self._deadline_s = loop.time() + server.keep_alive_timeout_s
         self._flow: Flow | None = None
         self._served = False
@@ -163,9 +167,13 @@ class ClientConnection(asyncio.Protocol):
             work.client_gone()
 
     def pause_writing(self) -> None:
-        self._stalled_since_s = self._loop.time()
+        self._stall()
         if self._flow is not None:
             self._flow.pause()
+
+    def _stall(self) -> None:
+        self._stalled_since_s = self._loop.time()
+        self._untaken_bytes = self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         self._stalled_since_s = None
@@ -387,7 +395,9 @@ class ClientConnection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         """Called periodically: close the connection if it has been silent for too long."""
         if self._stalled_since_s is not None:
-            if now_s - self._stalled_since_s > self._server.client_stall_timeout_s:
+            if self._untaken_bytes - self._transport.get_write_buffer_size() >= _SHARE_BYTES:
+                self._stall()
+            elif now_s - self._stalled_since_s > self._server.client_stall_timeout_s:
                 self._transport.abort()
         elif self._request is None and now_s > self._deadline_s:
             if self._discarding:
