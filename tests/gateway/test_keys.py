@@ -18,7 +18,16 @@ from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_api.serving_pool import GatewaySpec
 from ballast_gateway.file_stamps import stamp
 from ballast_gateway.keys import KeyRing, Tenant
-from tests.support.gateway_kit import Answer, RunningGateway, post, raw_exchange, running_gateway, settings, until
+from tests.support.gateway_kit import (
+    Answer,
+    RunningGateway,
+    endpoints_text,
+    post,
+    raw_exchange,
+    running_gateway,
+    settings,
+    until,
+)
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
 
 PATH, BODY = "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
@@ -232,6 +241,29 @@ async def test_limits_are_the_tenants_and_come_back_with_the_end(tmp_path: Path)
         assert (await one("three")).status == 200
         assert [(await each).status for each in first] == [200, 200]
         assert (await one("two")).status == 200
+
+
+async def test_a_prompt_that_no_engine_is_asked_for_costs_no_tokens(tmp_path: Path) -> None:
+    """However often its client comes back; one that an engine has refused has been read."""
+
+    async def refuse(asked: Asked, writer: Any) -> None:
+        writer.write(json_reply({"error": {"message": "no"}}, status=400))
+
+    file = write(tmp_path / "keys", team("a", "one", tokensPerMinute=10))
+    body = {"model": "tiny", "prompt": [1] * 9}
+    async with (
+        scripted_engine(refuse) as engine,
+        running_gateway(tmp_path, {}, wait=False, keys={"file": file}) as gateway,
+    ):
+
+        async def status() -> int:
+            [answer] = await raw_exchange(gateway.port, post(PATH, body, "x-api-key: one"), answers=1)
+            return answer.status
+
+        assert [await status() for _ in range(5)] == [503] * 5
+        gateway.endpoints_file.write_text(endpoints_text({"d0": engine.address}))
+        await gateway.ready_endpoints(1)
+        assert [await status() for _ in range(3)] == [400, 400, 429]
 
 
 def test_a_file_that_is_mended_by_its_rights_alone_has_changed(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ class Tenant:
         self._in_flight += 1
         return None
 
-    def end(self, output_tokens: int) -> None:
-        """A request has ended."""
+    def end(self, output_tokens: int, *, unread_tokens: int = 0) -> None:
+        """A request has ended. `unread_tokens`: of its prompt, if no engine was asked to read that."""
         self._in_flight -= 1
         if self._limits.tokens_per_minute is not None:
-            self._left -= output_tokens
+            self._left += unread_tokens - output_tokens
 
     @property
     def idle(self) -> bool:

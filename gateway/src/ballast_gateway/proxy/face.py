@@ -447,7 +447,7 @@ class ProxyFace:
     def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
         self.in_flight -= 1
         if tenant is not None:
-            tenant.end(record.output_tokens)
+            tenant.end(record.output_tokens, unread_tokens=0 if record.dispatches else record.prompt_tokens)
         memory.set(0)
         if not self.in_flight:
             self._ended_all.set()
@@ -600,7 +600,7 @@ class _Tokenized(_Later):
             self.waiting.drop()
             self.waiting = None
         if self._tenant is not None:
-            self._tenant.end(0)
+            self._tenant.end(0, unread_tokens=self._ask.record.prompt_tokens)
         super()._drop()
 
 
