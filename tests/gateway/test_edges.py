@@ -137,6 +137,16 @@ async def test_a_page_of_an_admitted_origin_reads_answers_errors_and_streams(tmp
         assert all("origin" not in asked.headers for asked in engine.asked)
 
 
+async def test_a_page_reads_why_its_request_was_refused_before_it_was_whole(tmp_path: Path) -> None:
+    limits = {"maxTextBodyBytes": 1000}
+    async with running_gateway(tmp_path, {}, wait=False, corsOrigins=[PAGE], limits=limits) as gateway:
+        for origin in (PAGE, "https://other.example.org"):
+            large = post("/v1/completions", {**BODY, "prompt": "a" * 2000}, f"Origin: {origin}")
+            (refused,) = await raw_exchange(gateway.port, large)
+            assert refused.status == 413
+            assert refused.headers.get("access-control-allow-origin") == (PAGE if origin == PAGE else None)
+
+
 async def open_to_all(asked: Asked, writer: asyncio.StreamWriter) -> None:
     """As vLLM answers by default."""
     writer.write(json_reply(completion(), extra=b"access-control-allow-origin: *\r\n"))

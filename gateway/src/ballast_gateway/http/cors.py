@@ -18,10 +18,10 @@ class Cors:
         self._any = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    def answer_lines(self, request: HttpRequest) -> list[bytes]:
-        """Header lines for each answer to this request."""
+    def answer_lines(self, headers: Headers) -> list[bytes]:
+        """Header lines for each answer to a request with these headers."""
         vary = [] if self._any else [b"vary: origin\r\n"]
-        origin = self._admitted(request.headers)
+        origin = self._admitted(headers)
         if origin is None:
             return vary
         return [

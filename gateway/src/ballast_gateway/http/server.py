@@ -335,9 +335,9 @@ class ClientConnection(asyncio.Protocol):
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d -\r\n" % status]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
-        cors = self._server.cors
-        if cors is not None and self._request is not None:
-            lines += cors.answer_lines(self._request)
+        cors, request = self._server.cors, self._request
+        if cors is not None:  # a page that is refused while it sends is to read why, too
+            lines += cors.answer_lines(self._reader.headers if request is None else request.headers)
         if self._closes():
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
