@@ -40,6 +40,19 @@ def test_any_cut_gives_the_same_count(places: list[int], usage: bool, separator:
     assert meter.between_events
 
 
+def test_usages_of_one_choice_are_not_taken_for_that_of_all() -> None:
+    """vLLM's `continuous_usage_stats`: whoever leaves before the last event has had the tokens of every choice."""
+    meter = TokenMeter(choices=3)
+    for number in (1, 2):
+        for index in range(3):
+            usage = {"prompt_tokens": 9, "completion_tokens": number, "total_tokens": 9 + number}
+            choices = [{"index": index, "text": "a", "finish_reason": None}]
+            meter.feed(b"data: %b\n\n" % json.dumps({"choices": choices, "usage": usage}).encode())
+    assert meter.tokens == 6
+    meter.feed(USAGE + DONE)
+    assert meter.tokens == 42
+
+
 @given(st.lists(st.binary(max_size=50), max_size=10))
 def test_any_bytes_are_taken(parts: list[bytes]) -> None:
     """An engine that streams something else is no reason to fail."""

@@ -438,14 +438,15 @@ class Run:
         signs = resources.life_signs.of(course.endpoint.id)
         continues, idle_timeout_s = state is not State.OPENING, resources.idle_timeout_s
         if job.held is None:
-            most = job.generation.most_output_tokens
+            asked = job.generation
+            most = asked.most_output_tokens
             return Relay(
                 *(self, job.client, resources.loop, signs),
-                streams=job.generation.stream,
+                streams=asked.stream,
                 continues=continues,
                 due_s=due_s,
                 idle_timeout_s=idle_timeout_s,
-                meter=meter_of(job.path, most) if job.generation.passed else TokenMeter(most),
+                meter=meter_of(job.path, most) if asked.passed else TokenMeter(most, choices=asked.choices),
             )
         job.held.begin_leg()
         return HeldRelay(

@@ -13,6 +13,7 @@ import re
 from ballast_gateway.proxy.events import has_error, is_aborted
 
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CR_SEPARATOR = b"\r\n\r\n"
 _DONE = b"data: [DONE]"
 MOST_TOKENS = 2**20
@@ -24,11 +25,16 @@ _MAX_PARTIAL_BYTES = 1024 * 1024
 class TokenMeter:
     """Feed it the body of a stream as it comes."""
 
-    __slots__ = ("_done", "_events", "_most_tokens", "_partial", "_separator", "_usage", "failed", "started")
+    __slots__ = (
+        *("_done", "_events", "_most_tokens", "_of_one", "_partial", "_separator", "_usage"),
+        *("failed", "started"),
+    )
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        """`most_tokens`: more than this a usage does not count, whatever the engine says."""
+    def __init__(self, most_tokens: int = MOST_TOKENS, *, choices: int = 1) -> None:
+        """`most_tokens`: more than this a usage does not count, whatever the engine says. `choices`: of several, each
+        usage beside a choice is that choice's (`continuous_usage_stats`); of all is the one beside none."""
         self._most_tokens = most_tokens
+        self._of_one = choices == 1
         self.started = False
         """The first token is there."""
         self.failed = False
@@ -88,7 +94,8 @@ class TokenMeter:
         if has_error(whole) or is_aborted(whole):
             self.failed = True
             return
-        if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
+        counts = b'"completion_tokens"' in whole and (self._of_one or _NO_CHOICES.search(whole))
+        if counts and (found := _USAGE.findall(whole)):
             self._usage = min(int(found[-1]), max(self._most_tokens, self._events))
         self._done = _DONE in whole and whole.rstrip().endswith(_DONE)
         if self.started:
