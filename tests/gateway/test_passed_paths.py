@@ -137,6 +137,28 @@ async def test_a_stream_that_ends_early_is_broken_off(tmp_path: Path) -> None:
         assert gateway.request()["outcome"] == "failed"
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends early", "its deadline passes"])
+async def test_clients_of_anthropic_see_that_a_message_is_not_whole(ends: bool, tmp_path: Path) -> None:
+    """Theirs pass over events without a name, and took the rest for a whole answer."""
+    begun = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+    begun += b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + chunk(begun))
+        await asyncio.sleep(0 if ends else 30)
+        writer.write(b"0\r\n\r\n")
+
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "stream": True}
+    async with scripted_engine(answer) as decode, running_gateway(tmp_path, {"d0": decode.address}) as gateway:
+        limit = "x-envoy-expected-rq-timeout-ms: 1000"
+        [got] = await raw_exchange(gateway.port, post("/v1/messages", body, limit), answers=1)
+    sent, _, error = got.body.rpartition(b"event: error\ndata: ")
+    assert sent == begun
+    document = json.loads(error)
+    assert document["type"] == "error"
+    assert document["error"]["code"] == ("upstream-broke" if ends else "deadline-exceeded")
+
+
 async def test_an_error_event_before_any_output_sends_the_request_elsewhere(tmp_path: Path) -> None:
     """What came before it has not been shown."""
     turns = iter((b'event: error\ndata: {"type":"error","message":"no"}\n\n', b"".join(STREAM)))

@@ -46,7 +46,7 @@ _LIMITS: Final = {
     paths.CHAT: _CHAT_LIMITS,
     f"{paths.CHAT}/batch": _CHAT_LIMITS,
     paths.RESPONSES: ("max_output_tokens",),
-    "/v1/messages": ("max_tokens",),
+    paths.MESSAGES: ("max_tokens",),
     "/cohere/v2/chat": ("max_tokens",),
 }
 """Fields that limit the output, by route, the one that counts first: vLLM 0.32 passes over the others."""

@@ -14,6 +14,8 @@ from typing import Final
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+"""Anthropic's."""
 MODELS: Final = "/v1/models"
 HEALTH: Final = "/health"
 _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
@@ -25,7 +27,7 @@ INFERENCE: Final = frozenset(
         *(CHAT, "/v1/chat/completions/batch"),
         *("/v1/chat/completions/render", "/v1/chat/completions/derender"),
         *(RESPONSES, "/v1/responses/render"),
-        *("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
+        *(MESSAGES, "/v1/messages/count_tokens", "/v1/messages/render"),
         *("/v1/embeddings", *_UPLOADS),
         *("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", "/generative_scoring"),
         *("/cohere/v2/chat", "/v2/embed", "/tokenize", "/detokenize"),
@@ -41,7 +43,7 @@ PASSED: Final = JSON - {COMPLETIONS, CHAT}
 """What the proxy face passes to one engine: a JSON object is posted. Stored responses are not among them, since each
 engine knows its own only.
 """
-GENERATING: Final = frozenset({RESPONSES, "/v1/messages", "/cohere/v2/chat", "/v1/chat/completions/batch"})
+GENERATING: Final = frozenset({RESPONSES, MESSAGES, "/cohere/v2/chat", "/v1/chat/completions/batch"})
 """Those of `PASSED` that generate; the others only read a prompt."""
 
 

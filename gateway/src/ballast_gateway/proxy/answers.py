@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ballast_core.model import RejectReason
-from ballast_gateway import headers
+from ballast_gateway import headers, paths
 from ballast_gateway.errors import ApiError, deadline_exceeded
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
@@ -13,6 +14,8 @@ from ballast_gateway.proxy.legs import Job, LegFailed
 from ballast_gateway.proxy.named_events import output_tokens
 from ballast_gateway.proxy.sse import completion_tokens
 from ballast_gateway.records import RequestRecord
+
+_MESSAGES: Final = paths.MESSAGES.encode()
 
 
 def begin(job: Job, reply: Collect) -> None:
@@ -68,7 +71,7 @@ def expire(job: Job, seconds: float, *, between_events: bool) -> None:
         record.status = error.status
         client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
     elif between_events:
-        client.write(b"data: %b\n\n" % error.body())
+        client.write(_event(job, error))
         client.end()
     else:
         client.abort()
@@ -85,8 +88,15 @@ def break_off(job: Job, error: ApiError, *, between_events: bool) -> None:
         job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
         return
     if between_events:
-        job.client.write(b"data: %b\n\n" % error.body())
+        job.client.write(_event(job, error))
     job.client.abort()
+
+
+def _event(job: Job, error: ApiError) -> bytes:
+    """The error in a stream. Anthropic's clients pass over events without a name."""
+    if job.path == _MESSAGES:
+        return b'event: error\ndata: {"type": "error", %b\n\n' % error.body()[1:]
+    return b"data: %b\n\n" % error.body()
 
 
 def _headers(upstream: Headers, record: RequestRecord) -> Headers:
