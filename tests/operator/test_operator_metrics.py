@@ -18,6 +18,8 @@ from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler, Result
 from ballast_operator.scaling.steered import Steered
 from ballast_operator.settings import OperatorSettings
+from tests.operator.test_operator_controller import Watches
+from tests.support.gateway_kit import until
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, FRESH_TOKEN, NAMESPACE, NOW, profile, serving_pool
 from tests.support.scaled_fleet import Fleet
@@ -86,6 +88,26 @@ async def test_looks_are_counted_by_result_with_their_times() -> None:
         labels = {"kind": "ServingPool", "result": result}
         assert (metrics.registry.get_sample_value("ballast_operator_looks_total", labels) or 0) >= 1
     assert metrics.registry.get_sample_value("ballast_operator_look_seconds_count", {"kind": "ServingPool"})
+
+
+async def test_an_operator_without_a_serving_pool_counts_its_looks_from_zero_as_soon_as_it_works() -> None:
+    """BallastOperatorDown asks whether there is such a series: none while another one leads, or nothing can be read."""
+    metrics, watches = OperatorMetrics(), Watches()
+    settings = OperatorSettings(gateway=DEFAULTS, workers=1)
+    controller = Controller(Looks(), settings, metrics.looked, watches, metrics.begins)
+
+    def count(kind: str, result: str) -> float | None:
+        labels = {"kind": kind, "result": result}
+        return metrics.registry.get_sample_value("ballast_operator_looks_total", labels)
+
+    controller.watch()
+    controller.start()
+    await asyncio.sleep(0.1)
+    assert count("ServingPool", "done") is None
+    watches.settled = True
+    await until(lambda: count("ServingPool", "done") is not None)
+    assert {count(kind, result) for kind in ("ServingPool", "HardwareProfile") for result in ("done", "failed")} == {0}
+    await controller.stop()
 
 
 def test_what_was_decided_is_a_metric_until_it_is_decided_no_more() -> None:

@@ -78,10 +78,12 @@ class Controller:
         settings: OperatorSettings,
         looked: Callable[[str, str, float], None] = lambda *_: None,
         watches: Watches | None = None,
+        begins: Callable[[], None] = lambda: None,
     ) -> None:
         """`looked`: is told of each look: its kind, its result (done, refused, failed) and its seconds. `watches`: what
-        looks read from, where that is not the API server itself."""
+        looks read from, where that is not the API server itself. `begins`: is told when the first may be taken."""
         self._looked = looked
+        self._begins = begins
         self._watches = watches
         self._reconciler = reconciler
         self._settings = settings
@@ -158,6 +160,7 @@ class Controller:
         # Watches run in threads: no event of this loop could tell.
         while self._watches is not None and not self._watches.settled:  # noqa: ASYNC110
             await asyncio.sleep(_SETTLE_POLL_S)
+        self._begins()
         await asyncio.sleep(0)  # what the watches have said by now comes first
         while True:
             key = await self._queue.get()

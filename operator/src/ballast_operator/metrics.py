@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from ballast_api.metric_making import counter, gauge, histogram
 from ballast_core.policies.scaling.protocol import Decision
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import REFERRED, SERVING_POOL, Manifest
 from ballast_operator.scaling.steered import Steered
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -37,6 +37,12 @@ class OperatorMetrics:
     def serve(self, port: int) -> None:
         """Answer `/metrics` on this port, in a thread, as long as the process lives."""
         start_http_server(port, registry=self.registry)
+
+    def begins(self) -> None:
+        """This process works: its looks count from 0, so that one without a ServingPool is known from none."""
+        for kind in (SERVING_POOL, *REFERRED):
+            for result in ("done", "refused", "failed"):
+                self._looks.labels(kind.kind, result)
 
     def looked(self, kind: str, result: str, seconds: float) -> None:
         """A look is over."""

@@ -84,7 +84,7 @@ def run(settings: OperatorSettings) -> None:
             ask=ask_loads,
             set_back=metrics.set_back,
         )
-        controller = Controller(reconciler, settings, metrics.looked, cluster)
+        controller = Controller(reconciler, settings, metrics.looked, cluster, metrics.begins)
         waking = Waking(controller, users, lambda: cluster.kept(SERVING_POOL))
 
         def changed(pool: tuple[str, str]) -> None:
