@@ -65,6 +65,12 @@ def gauge(name: str, labels: str, value: str) -> dict[str, str]:
     return {f"{name}{{{POOL}{',' if labels else ''}{labels}}}": value}
 
 
+def by_turns(name: str, labels: str, others: tuple[str, str]) -> dict[str, str]:
+    """A gauge with one further label, then with another one, a minute each."""
+    shown = ("1 stale " * 30, "stale 1 " * 30)
+    return {f"{name}{{{POOL},{labels},{other}}}": values for other, values in zip(others, shown, strict=True)}
+
+
 def instances(ready: int) -> dict[str, str]:
     """Of two pools with four wanted each; one has all."""
     name = "ballast_operator_instances"
@@ -88,6 +94,9 @@ KV = gauge("ballast_gateway_endpoint_kv_usage_ratio", f'{ENDPOINT},source="seen"
 LOOKS = "ballast_operator_looks_total"
 UNREACHABLE = 'role="decode",pool="d",state="unreachable"'
 READY = 'role="decode",pool="d",state="ready"'
+CONDITION = "ballast_operator_condition"
+REASONS = ('reason="GatewayNotReady"', 'reason="PrefillNotReady"')
+HEALTH = "ballast_gateway_endpoint_health"
 FALLBACKS = "ballast_gateway_fallback_dispatches_total"
 EXPIRY = "ballast_gateway_tls_certificate_expiry_timestamp_seconds"
 
@@ -104,6 +113,7 @@ CASES = (
     Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "10m", True),
     Case("BallastPoolUnavailable", condition("Available", "False", "ScaledToZero"), "10m", False),
     Case("BallastPoolUnavailable", condition("Available", "True", "Ready"), "10m", False),
+    Case("BallastPoolUnavailable", by_turns(CONDITION, 'type="Available",status="False"', REASONS), "10m", True),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="no-endpoints"', 1), "10m", True),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="no-endpoints"', 0), "10m", False),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="saturated"', 9), "10m", False),
@@ -116,18 +126,16 @@ CASES = (
     Case("BallastEnginesFail", LEGS | counter("ballast_gateway_failed_legs_total", 'fault="broke"', 3), "30m", True),
     Case("BallastEnginesFail", LEGS | counter("ballast_gateway_failed_legs_total", 'fault="broke"', 1), "30m", False),
     Case("BallastEnginesFail", LEGS | counter("ballast_gateway_failed_legs_total", 'fault="refused"', 9), "30m", False),
-    Case(
-        "BallastEndpointBad",
-        gauge("ballast_gateway_endpoint_health", 'role="decode",state="ejected"', "1x60"),
-        "15m",
-        True,
-    ),
+    Case("BallastEndpointBad", gauge(HEALTH, 'role="decode",state="ejected"', "1x60"), "15m", True),
+    Case("BallastEndpointBad", by_turns(HEALTH, 'role="decode"', ('state="ejected"', 'state="probing"')), "15m", True),
+    Case("BallastEndpointBad", gauge(HEALTH, 'role="decode",state="probing"', "1x60"), "15m", False),  # nobody asks it
     Case("BallastEndpointBad", gauge("ballast_gateway_endpoints", UNREACHABLE, "1x60"), "15m", True),
     Case("BallastEndpointBad", gauge("ballast_gateway_endpoints", READY, "1x60"), "15m", False),
     Case("BallastKvFull", KV | counter("ballast_gateway_endpoint_preemptions_total", ENDPOINT, 1), "30m", True),
     Case("BallastKvFull", KV | counter("ballast_gateway_endpoint_preemptions_total", ENDPOINT, 0), "30m", False),
     Case("BallastPoolDegraded", condition("Degraded", "True", "CrashLoop"), "20m", True),
     Case("BallastPoolDegraded", condition("Degraded", "False", "AsExpected"), "20m", False),
+    Case("BallastPoolDegraded", by_turns(CONDITION, 'type="Degraded",status="True"', REASONS), "20m", True),
     Case("BallastSettingsRefused", gauge("ballast_gateway_settings_refused", 'pod="g0"', "1x60"), "10m", True),
     Case("BallastSettingsRefused", gauge("ballast_gateway_settings_refused", 'pod="g0"', "0x60"), "10m", False),
     Case("BallastCertificateExpires", gauge(EXPIRY, 'face="proxy"', "600000x120"), "90m", True),

@@ -82,6 +82,14 @@ _CLASS: Final = "{{ $labels.objective }} of {{ $labels.namespace }}/{{ $labels.s
 _POOL: Final = "{{ $labels.namespace }}/{{ $labels.serving_pool }}"
 _MISSES: Final = "{{ $value | humanizePercentage }} of its requests miss their objective."
 
+
+def _reasons(matchers: str) -> str:
+    """Why a condition is as it is, for an annotation: an alert with such a label would begin anew with each reason."""
+    series = f"ballast_operator_condition{{{matchers},namespace='%s',serving_pool='%s'}}"
+    asked = f"{{{{ range query (printf `{series}` $labels.namespace $labels.serving_pool) }}}}"
+    return asked + "{{ .Labels.reason }}. {{ end }}"
+
+
 ALERTS: Final = (
     Alert(
         "BallastSloFastBurn",
@@ -109,12 +117,12 @@ ALERTS: Final = (
     ),
     Alert(
         "BallastPoolUnavailable",
-        "max by (namespace, serving_pool, reason) "
+        "max by (namespace, serving_pool) "
         '(ballast_operator_condition{type="Available",status="False",reason!="ScaledToZero"}) == 1',
         "2m",
         "page",
-        f"ServingPool {_POOL} is not available: {{{{ $labels.reason }}}}.",
-        "Its requests are not served as they should be.",
+        f"ServingPool {_POOL} is not available.",
+        _reasons("type='Available',status='False'") + "Its requests are not served as they should be.",
     ),
     Alert(
         "BallastNoEndpoints",
@@ -165,7 +173,9 @@ ALERTS: Final = (
     ),
     Alert(
         "BallastEndpointBad",
-        'max by (namespace, serving_pool, role) (ballast_gateway_endpoint_health{state="ejected"}) > 0 '
+        '(max by (namespace, serving_pool, role) (ballast_gateway_endpoint_health{state=~"ejected|probing"}) > 0 '
+        "and max by (namespace, serving_pool, role) "
+        '(max_over_time(ballast_gateway_endpoint_health{state="ejected"}[5m])) > 0) '
         'or max by (namespace, serving_pool, role) (ballast_gateway_endpoints{state="unreachable"}) > 0',
         "10m",
         "ticket",
@@ -184,11 +194,11 @@ ALERTS: Final = (
     ),
     Alert(
         "BallastPoolDegraded",
-        'max by (namespace, serving_pool, reason) (ballast_operator_condition{type="Degraded",status="True"}) == 1',
+        'max by (namespace, serving_pool) (ballast_operator_condition{type="Degraded",status="True"}) == 1',
         "15m",
         "ticket",
-        f"ServingPool {_POOL} is degraded: {{{{ $labels.reason }}}}.",
-        "The condition's message has the field to edit and the fix.",
+        f"ServingPool {_POOL} is degraded.",
+        _reasons("type='Degraded',status='True'") + "The condition's message has the field to edit and the fix.",
     ),
     Alert(
         "BallastSettingsRefused",
