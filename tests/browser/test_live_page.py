@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -142,6 +144,69 @@ async def test_the_page_of_one_gateway_shows_what_another_has_done(tmp_path: Pat
         await page.select_option("#part", "only=1")
         await expect(page.locator("#who")).to_contain_text(view_of(first).me)
         await expect(row).to_have_count(0)
+
+
+class Pipe:
+    """Passes connections on to a port, until it keeps those that are open, without a word and without an end."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._passes: list[asyncio.Event] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._pass(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stall(self) -> None:
+        for each in self._passes:
+            each.clear()
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passes = asyncio.Event()
+        passes.set()
+        self._passes.append(passes)
+        answers, asks = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                await passes.wait()
+                target.write(data)
+                await target.drain()
+
+        try:
+            await asyncio.gather(copy(reader, asks), copy(answers, writer))
+        finally:
+            asks.close()
+            writer.close()
+
+
+async def test_a_connection_whose_other_end_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    """A node that dies, a port-forward that stalls: nothing comes, and no end either. The page asks again."""
+    async with running_gateway(tmp_path, {}, scrape={"intervalS": 60}) as gateway, browsing() as open_page:
+        known(gateway, "d0", Role.DECODE)
+        pipe = Pipe(gateway.gateway.ports["admin"])
+        server = await asyncio.start_server(pipe, "127.0.0.1", 0)
+        try:
+            page = await open_page()
+            await page.clock.install()
+            await page.goto(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ballast/live")
+            await expect(page.locator("#link")).to_have_text("live")
+            pipe.stall()
+            await expect(page.locator("#link")).to_contain_text("silent for", timeout=10_000)
+            await page.clock.fast_forward(8_000)
+            await expect(page.locator("#link")).to_contain_text(re.compile(r"silent for 1\d s"))
+            await page.clock.fast_forward(8_000)
+            await expect(page.locator("#link")).to_have_text("live")
+        finally:
+            server.close()
+            await pipe.end()
 
 
 async def enters(page: Page) -> None:
