@@ -131,11 +131,54 @@ def test_flow_control_becomes_a_bounded_admission_and_an_order() -> None:
 
 
 def test_every_plugin_and_every_parameter_is_accounted_for() -> None:
-    """Also those that nobody knows."""
+    """Also those that nobody knows, and those that no profile uses."""
     imported = read(config("queue-scorer", {"type": "mine", "parameters": {"x": 1}}, profiles={"default": {"mine": 1}}))
     found = fits(imported)
-    assert (found["plugins[0]"], found["plugins[1]"], found["schedulingProfiles[0]"]) == (Fit.NEAR, Fit.NONE, Fit.NONE)
+    assert (found["plugins[0]"], found["plugins[1]"], found["schedulingProfiles[0]"]) == (Fit.NONE, Fit.NONE, Fit.NONE)
     assert "decode" not in imported.policy
+
+
+def test_what_does_nothing_in_a_file_is_not_said_to_map() -> None:
+    """A weight of 0, no profile at all, a gate that is off, a second admission."""
+    idle = config(
+        "queue-scorer",
+        "prefix-cache-scorer",
+        {"type": "random-picker", "parameters": {"maxNumOfEndpoints": 3}},
+        "max-score-picker",
+        "edf",
+        {"type": "utilization-detector", "parameters": {"kvCacheUtilThreshold": 0.9}},
+        profiles={"p": {"queue-scorer": 0, "prefix-cache-scorer": 1, "max-score-picker": 0}},
+        flowControl={"maxRequests": 5},
+    )
+    imported = read(idle)
+    assert imported.policy["decode"] == {"type": "least-uncached-tokens"}
+    assert (imported.policy["admission"], imported.settings) == ({"type": "open"}, {})
+    found = fits(imported)
+    assert [number for number in range(6) if found[f"plugins[{number}]"] is not Fit.NONE] == [1, 3]
+    assert found["flowControl.maxRequests"] is Fit.NONE
+    both = read(config("latency-slo-admitter", profiles={}, featureGates=["flowControl"]))
+    assert (both.policy["admission"], fits(both)["plugins[0]"]) == ({"type": "bounded"}, Fit.NONE)
+
+
+def test_what_llm_d_fills_in_is_filled_in() -> None:
+    """Without profiles all scorers count alike; where a profile names no picker, the one that is there counts."""
+    imported = read(config("queue-scorer", "prefix-cache-scorer", profiles={}))
+    parts = imported.policy["decode"]["parameters"]["parts"]
+    assert {part["type"]: part["weight"] for part in parts} == {"vllm-jsq": 1.0, "least-uncached-tokens": 1.0}
+    drawn = read(config("queue-scorer", "random-picker", profiles={"p": {"queue-scorer": 1}}))
+    assert drawn.policy["decode"] == {"type": "random"}
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("1m30s", 90.0), ("1.5h", 5400.0), ("500ms", 0.5), ("0s", None), ("0", None), ("1h2m3.5s", 3723.5)],
+)
+def test_durations_are_go_s_and_numbers_quantities(written: object, seconds: float | None) -> None:
+    """A duration of 0 is none: our waits have an end."""
+    flow = {"defaultRequestTTL": written, "maxRequests": "5k"}
+    imported = read(config(profiles={}, featureGates=["flowControl"], flowControl=flow))
+    parameters = imported.policy["admission"]["parameters"]
+    assert (parameters["maxWaiting"], parameters.get("maxWaitS")) == (5000, seconds)
 
 
 def test_a_profile_that_nothing_runs_is_named() -> None:
@@ -180,6 +223,20 @@ def test_a_profile_that_nothing_runs_is_named() -> None:
             "flowControl.maxRequests: must be a whole number above 0, not 'many'",
             id="number",
         ),
+        pytest.param(
+            config(
+                profiles={}, featureGates=["flowControl"], flowControl={"defaultRequestTTL": "\N{SUPERSCRIPT TWO}s"}
+            ),
+            "flowControl.defaultRequestTTL: must be a duration such as 60s",
+            id="digit-of-no-number",
+        ),
+        pytest.param(
+            {**HEAD, "schedulingProfiles": [{"name": "p"}, {"name": "p"}]},
+            "schedulingProfiles[1].name: 'p' is the name of schedulingProfiles[0], too",
+            id="profiles-twice",
+        ),
+        pytest.param({**HEAD, "featureGates": [["x"]]}, "featureGates[0]: must be a name", id="gate"),
+        pytest.param({**HEAD, "plugins": [{"type": "a", "name": [1]}]}, "plugins[0].name: must be text", id="name"),
         pytest.param({**HEAD, "featureGates": 3}, "featureGates: must be a list", id="gates"),
         pytest.param(
             {**HEAD, "flowControl": {"maxRequests": 3, 7: 3}}, "flowControl: must be a mapping of names", id="numbers"
@@ -209,6 +266,15 @@ def test_the_command_prints_a_manifest_with_its_account(tmp_path: Path) -> None:
     assert (manifest["kind"], manifest["metadata"]["name"]) == ("SchedulingPolicy", "mine")
     for line in ("#   exact  plugins[2]: prefill-filter:", "#     fallbacks: 2"):
         assert line in result.output
+
+
+def test_a_name_with_line_ends_stays_in_its_comment(tmp_path: Path) -> None:
+    """YAML takes more characters for them than a newline."""
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(config("x\u2028evil: 1\u2028# \r- 2\x85- 3", profiles={})))
+    result = CliRunner().invoke(app, ["import", "endpoint-picker-config", str(file)])
+    assert result.exit_code == 0, result.output
+    assert set(yaml.safe_load(result.output)) == {"apiVersion", "kind", "metadata", "spec"}
 
 
 def test_a_pipe_is_read_as_a_file_is() -> None:

@@ -59,4 +59,4 @@ def _account(imported: Imported) -> str:
         lines.append("# For `gateway.settings` of the ServingPool, or the gateway's file:")
         text = yaml.safe_dump(imported.settings, sort_keys=False, allow_unicode=True)
         lines += [f"#   {line}" for line in text.splitlines()]
-    return "".join(line.replace("\n", " ") + "\n" for line in lines)
+    return "".join(" ".join(line.splitlines()) + "\n" for line in lines)

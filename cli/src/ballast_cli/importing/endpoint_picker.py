@@ -8,8 +8,10 @@ weights.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +36,10 @@ _FIELDS: Final = frozenset(
     }
 )
 _FLOW_CONTROL: Final = "flowControl"
+_OF_PROFILES: Final = ("filter", "scorer", "picker")
+"""Kinds of plug-ins that do something in profiles alone."""
+_OF_FLOW_CONTROL: Final = ("detector", "order", "fairness")
+"""Kinds that do something where requests may wait."""
 _FLOW_FIELDS: Final = {
     "maxBytes": "waiting requests are counted, not their bytes",
     "noEndpointRequestTTL": "limits.holdS is set by hand: it answers 503 at once by default",
@@ -88,6 +94,7 @@ class Imported:
 class _Plugin:
     """An entry of `plugins`."""
 
+    name: str
     path: str
     type: str
     parameters: Mapping[str, Any]
@@ -113,6 +120,8 @@ class _Reading:
         self._source = source
         self._problems: list[Problem] = []
         self._plugins: dict[str, _Plugin] = {}
+        self._profiles: dict[str, str] = {}
+        """Their paths, by name."""
         self._imported = Imported()
 
     # --- checks -------------------------------------------------------------------------------------------------
@@ -135,7 +144,9 @@ class _Reading:
             fields = document.get(name) or {}
             if not isinstance(fields, dict) or not all(isinstance(each, str) for each in fields):
                 self._wrong(name, "must be a mapping of names to values")
-        self._list(document, "featureGates")
+        for number, gate in enumerate(self._list(document, "featureGates")):
+            if not isinstance(gate, str):
+                self._wrong(f"featureGates[{number}]", "must be a name, such as flowControl")
         if self._problems:
             raise InvalidInput(self._source, self._problems)
 
@@ -157,18 +168,25 @@ class _Reading:
         if not isinstance(parameters, dict):
             self._wrong(f"{path}.parameters", "must be a mapping of names to values")
             return
-        name = str(plugin.get("name") or plugin["type"])
+        name = plugin.get("name") or plugin["type"]
+        if not isinstance(name, str):
+            self._wrong(f"{path}.name", "must be text")
+            return
         if name in self._plugins:
             self._wrong(
                 f"{path}.name", f"{name!r} is the name of {self._plugins[name].path}, too; names must be unique"
             )
             return
-        self._plugins[name] = _Plugin(path, plugin["type"], parameters, PLUGINS.get(plugin["type"]))
+        self._plugins[name] = _Plugin(name, path, plugin["type"], parameters, PLUGINS.get(plugin["type"]))
 
     def _check_profile(self, path: str, profile: object) -> None:
-        if not isinstance(profile, dict) or not isinstance(profile.get("name"), str):
+        name = profile.get("name") if isinstance(profile, dict) else None
+        if not isinstance(profile, dict) or not isinstance(name, str) or not name:
             self._wrong(f"{path}.name", "is missing; add a name")
             return
+        if name in self._profiles:
+            self._wrong(f"{path}.name", f"{name!r} is the name of {self._profiles[name]}, too; names must be unique")
+        self._profiles.setdefault(name, path)
         for number, use in enumerate(self._list(profile, "plugins")):
             at = f"{path}.plugins[{number}]"
             if not isinstance(use, dict) or not isinstance(use.get("pluginRef"), str):
@@ -190,13 +208,24 @@ class _Reading:
     def convert(self) -> Imported:
         """Map what maps. The file has been checked."""
         made = self._imported
+        profiles = self._all_profiles()
+        stages = self._stages(profiles)
+        used = {
+            use["pluginRef"]
+            for name in stages.values()
+            for use in profiles[name][1]
+            if use.get("weight", 1.0) > 0 or not self._is(use, "scorer")
+        }
         for plugin in self._plugins.values():
-            self._say_plugin(plugin)
-        for stage, (path, profile) in self._stages():
-            placement = self._placement(path, profile)
-            if placement is not None:
-                made.policy[stage] = placement
-        self._settings()
+            self._say_plugin(plugin, used)
+        for name, (path, _) in profiles.items():
+            if name not in stages.values():
+                self._say(path, name, Fit.NONE, "no stage of a request runs this profile")
+        placements = {name: self._placement(name, *profiles[name]) for name in dict.fromkeys(stages.values())}
+        for stage, name in stages.items():
+            if placements[name] is not None:
+                made.policy[stage] = placements[name]
+        self._settings(used)
         self._flow_control()
         self._rest()
         if self._problems:
@@ -206,33 +235,65 @@ class _Reading:
     def _say(self, path: str, what: str, fit: Fit, said: str) -> None:
         self._imported.findings.append(Finding(path, what, fit, said))
 
-    def _say_plugin(self, plugin: _Plugin) -> None:
+    def _say_plugin(self, plugin: _Plugin, used: AbstractSet[str]) -> None:
         entry = plugin.entry
         if entry is None:
             self._say(plugin.path, plugin.type, Fit.NONE, "is not a plug-in of llm-d's router v0.10; it is left out")
+            return
+        idle = self._idle(plugin, entry, used) if entry.fit is not Fit.NONE else None
+        if idle is not None:
+            self._say(plugin.path, plugin.type, Fit.NONE, f"{idle}; it is left out")
             return
         self._say(plugin.path, plugin.type, entry.fit, entry.said)
         for name in plugin.parameters:
             if name not in entry.parameters and entry.fit is not Fit.NONE:
                 self._say(f"{plugin.path}.parameters.{name}", plugin.type, Fit.NONE, "has no counterpart")
 
-    def _stages(self) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
-        """Each stage with the profile that places it."""
+    def _idle(self, plugin: _Plugin, entry: Entry, used: AbstractSet[str]) -> str | None:
+        """Why a plug-in that maps does nothing in this file; None if it does something."""
+        if entry.kind in _OF_PROFILES and plugin.name not in used:
+            return "no profile that runs uses it with a weight above 0"
+        if entry.kind in _OF_FLOW_CONTROL and not self._flow_control_is_on():
+            return "the feature gate flowControl is off"
+        if entry.kind == "admitter" and self._flow_control_is_on():
+            return "a policy has one admission, and flowControl makes it"
+        return None
+
+    def _flow_control_is_on(self) -> bool:
+        gates = self._document.get("featureGates") or []
+        return any(gate.partition("=")[0] == _FLOW_CONTROL and not gate.endswith("=false") for gate in gates)
+
+    def _is(self, use: Mapping[str, Any], kind: str) -> bool:
+        """Whether a profile uses a plug-in of this kind there."""
+        entry = self._plugins[use["pluginRef"]].entry
+        return entry is not None and entry.kind == kind
+
+    def _all_profiles(self) -> dict[str, tuple[str, list[Mapping[str, Any]]]]:
+        """Path and used plug-ins of each, by name. As llm-d fills up what is left out: a profile of all that can be in
+        one, and a picker."""
+        written = self._document.get("schedulingProfiles") or []
         profiles = {
-            profile["name"]: (f"schedulingProfiles[{number}]", profile)
-            for number, profile in enumerate(self._document.get("schedulingProfiles") or [])
+            profile["name"]: (f"schedulingProfiles[{number}]", list(profile.get("plugins") or []))
+            for number, profile in enumerate(written)
         }
+        if not profiles:
+            uses = [{"pluginRef": one.name} for kind in _OF_PROFILES for one in self._of_kind(kind)]
+            profiles["default"] = ("schedulingProfiles", uses)
+        picker = next((one.name for one in self._of_kind("picker")), None)
+        for _, uses in profiles.values():
+            if picker is not None and not any(self._is(use, "picker") for use in uses):
+                uses.append({"pluginRef": picker})
+        return profiles
+
+    def _stages(self, profiles: Mapping[str, object]) -> dict[str, str]:
+        """The profile that places each stage."""
         handler = next((one for one in self._of_kind("handler") if "profile-handler" in one.type), None)
         split = handler is not None and handler.type in {"disagg-profile-handler", "pd-profile-handler"}
-        used: set[str] = set()
-        for stage in ("prefill", "decode"):
-            name = self._profile_of(handler, stage) if split and handler is not None else next(iter(profiles), "")
-            if name in profiles:
-                used.add(name)
-                yield stage, profiles[name]
-        for name, (path, _) in profiles.items():
-            if name not in used:
-                self._say(path, name, Fit.NONE, "no stage of a request runs this profile")
+        named = {
+            stage: self._profile_of(handler, stage) if split and handler is not None else next(iter(profiles))
+            for stage in ("prefill", "decode")
+        }
+        return {stage: name for stage, name in named.items() if name in profiles}
 
     @staticmethod
     def _profile_of(handler: _Plugin, stage: str) -> str:
@@ -243,9 +304,9 @@ class _Reading:
     def _of_kind(self, kind: str) -> list[_Plugin]:
         return [one for one in self._plugins.values() if one.entry is not None and one.entry.kind == kind]
 
-    def _placement(self, path: str, profile: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _placement(self, name: str, path: str, uses: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
         weights: dict[str, float] = {}
-        for use in profile.get("plugins") or []:
+        for use in uses:
             plugin = self._plugins[use["pluginRef"]]
             if plugin.type == "random-picker":
                 return {"type": "random"}
@@ -253,22 +314,22 @@ class _Reading:
                 placement = plugin.entry.placement
                 weights[placement] = weights.get(placement, 0.0) + float(use.get("weight", 1.0))
         if not weights:
-            self._say(path, profile["name"], Fit.NONE, "no scorer of it maps: Ballast's default places in its stead")
+            self._say(path, name, Fit.NONE, "no scorer of it maps: Ballast's default places in its stead")
             return None
         if len(weights) == 1:
             return {"type": next(iter(weights))}
         kept = dict(sorted(weights.items(), key=lambda item: -item[1])[:MAX_PARTS])
-        parts = [{"type": name, "weight": weight} for name, weight in kept.items()]
+        parts = [{"type": placement, "weight": weight} for placement, weight in kept.items()]
         return {"type": "weighted-sum", "parameters": {"normalise": "range", "parts": parts}}
 
-    def _settings(self) -> None:
+    def _settings(self, used: AbstractSet[str]) -> None:
         settings = self._imported.settings
         for plugin in self._of_kind("picker"):
             most = plugin.parameters.get("maxNumOfEndpoints", 1)
             path = f"{plugin.path}.parameters.maxNumOfEndpoints"
             if not isinstance(most, int) or isinstance(most, bool) or most < 1:
                 self._wrong(path, f"must be a whole number, 1 or more, not {most!r}")
-            elif most > 1:
+            elif most > 1 and plugin.name in used:
                 settings["picker"] = {"fallbacks": min(most - 1, 8)}
                 self._say(path, plugin.type, Fit.EXACT, f"picker.fallbacks: {min(most - 1, 8)}, in order of cost")
         if {"precise-prefix-cache-scorer", "precise-prefix-cache-producer"} & {p.type for p in self._plugins.values()}:
@@ -276,14 +337,14 @@ class _Reading:
 
     def _flow_control(self) -> None:
         """Without flow control llm-d lets requests through, saturated or not."""
-        gates = self._document.get("featureGates") or []
         flow = self._document.get("flowControl") or {}
-        on = any(str(gate).partition("=")[0] == _FLOW_CONTROL and not str(gate).endswith("=false") for gate in gates)
-        for number, gate in enumerate(gates):
-            known = str(gate).partition("=")[0] == _FLOW_CONTROL
+        for number, gate in enumerate(self._document.get("featureGates") or []):
+            known = gate.partition("=")[0] == _FLOW_CONTROL
             said = "admission and queue, see flowControl" if known else "no counterpart"
-            self._say(f"featureGates[{number}]", str(gate), Fit.NEAR if known else Fit.NONE, said)
-        if not on:
+            self._say(f"featureGates[{number}]", gate, Fit.NEAR if known else Fit.NONE, said)
+        if not self._flow_control_is_on():
+            for name in sorted(flow):
+                self._say(f"flowControl.{name}", name, Fit.NONE, "the feature gate flowControl is off")
             keeps = any(one.type == "latency-slo-admitter" for one in self._plugins.values())
             self._imported.policy["admission"] = {"type": "expected-ttft" if keeps else "open"}
             if keeps:
@@ -293,14 +354,17 @@ class _Reading:
             )
             return
         parameters: dict[str, Any] = {}
-        self._take_number("flowControl", flow, "maxRequests", parameters, "maxWaiting", whole=True)
+        waiting = {name: _quantity(value) for name, value in flow.items() if name == "maxRequests"}
+        self._take_number("flowControl", waiting, "maxRequests", parameters, "maxWaiting", whole=True)
         given_ttl = flow.get("defaultRequestTTL")
         ttl = _seconds(given_ttl)
-        if given_ttl is not None and not ttl:
+        if given_ttl is not None and ttl is None:
             self._wrong("flowControl.defaultRequestTTL", f"must be a duration such as 60s, not {given_ttl!r}")
         elif ttl:
             parameters["maxWaitS"] = ttl
             self._say("flowControl.defaultRequestTTL", str(ttl), Fit.EXACT, "admission bounded: maxWaitS")
+        elif ttl == 0:
+            self._say("flowControl.defaultRequestTTL", "0", Fit.NONE, "each wait has an end: maxWaitS, 60 s unless set")
         for plugin in self._of_kind("detector"):
             at, given = f"{plugin.path}.parameters", plugin.parameters
             self._take_number(at, given, "maxConcurrency", parameters, "maxDecodeRequests", whole=True)
@@ -341,14 +405,22 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
-_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+_SCALES: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_QUANTITY: Final = re.compile(r"([0-9]{1,18})(|k|M|G|Ki|Mi|Gi)")
 
 
 def _seconds(duration: object) -> float | None:
-    """Go's `60s`, `1m`, `500ms`; None if it is none of these."""
-    text = str(duration or "")
-    for unit, factor in _UNITS.items():
-        number = text.removesuffix(unit)
-        if text.endswith(unit) and number.replace(".", "", 1).isdigit():
-            return float(number) * factor
-    return None
+    """Go's `60s`, `1m30s`, `500ms`, `0`; None if it is none of these."""
+    if duration == "0":
+        return 0.0
+    if not isinstance(duration, str) or not duration or _PART.sub("", duration):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(duration))
+
+
+def _quantity(value: object) -> object:
+    """Kubernetes' `5000` and `5k` as whole numbers; anything else as it is."""
+    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else int(found[1]) * _SCALES[found[2]]
