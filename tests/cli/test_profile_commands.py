@@ -109,6 +109,8 @@ def test_steps_of_one_time_have_no_r2(tmp_path: Path) -> None:
         (["--base", "a100-qwen3-32b", "--output", "/nowhere/x.yaml"], "--output: /nowhere/x.yaml: its folder does not"),
         (["--base", "a100-qwen3-32b", "--output", "-", "--json", "-"], "--output, --json: standard output takes one"),
         (["--base", PAIR, "--json", PAIR], f"--json: {PAIR}: would overwrite {PAIR}"),
+        (["--base", "a100-qwen3-32b", "--kv-tokens", "9" * 12], "--kv-tokens: must be 2147483647 or less, not 9999"),
+        (["--base", "a100-qwen3-32b", "--gpus", "9" * 12, "--json", "-"], "--gpus: must be 2147483647 or less"),
         (["--base", "a100-qwen3-32b", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read: No such file"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[-2:]),

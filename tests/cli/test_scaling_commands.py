@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,16 @@ def test_a_file_without_a_decision_is_refused_in_one_line(tmp_path: Path, text: 
     assert said.exit_code == 2
     assert said.stderr.startswith(f"error: {path}: ")
     assert len(said.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".json", "nul\0.json"], ids=["long", "nul"])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(name: str) -> None:
+    said = asked("explain", "scaling", name)
+    assert (said.exit_code, len(said.stderr.splitlines())) == (2, 1)
+    assert "cannot be read" in said.stderr
+
+
+def test_a_closed_standard_input_holds_no_decision() -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "ballast_cli", "explain", "scaling", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

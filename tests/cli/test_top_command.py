@@ -65,6 +65,28 @@ def test_the_screen_has_80_columns_in_order() -> None:
     assert "\x1b" not in text
 
 
+def test_no_word_of_a_gateway_moves_the_cursor() -> None:
+    """Not of its policies, names or states either: whatever answers at that address."""
+    evil = "\x1b[2J"
+    about = About(whose=evil, models=evil, policies={evil: evil}, name=evil, together=2)
+    row = EndpointRow(evil, evil, evil, evil, 3, 1, 0.42, 0.4, 2, 900, 12, 34, 1.0, 1.0, 0.0)
+    request = RequestRow(evil, evil, evil, evil, evil, "", 1, 0, True)
+    assert "\x1b" not in "\n".join(shown(frame(about=about, endpoints=(row,), requests=(request,))))
+
+
+async def test_a_terminal_that_cannot_be_drawn_on_gets_one_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TERM=dumb, as in an editor's shell: nothing at all was shown there."""
+    monkeypatch.setattr("ballast_cli.top_view.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setenv("TERM", "dumb")
+    async with running_gateway(tmp_path, {}) as gateway:
+        told = await asyncio.wait_for(
+            asyncio.to_thread(CliRunner().invoke, app, ["top", "--gateway", gateway.admin_url]), 30
+        )
+    assert (told.exit_code, "in flight 0" in told.output) == (0, True), told.output
+
+
 def test_a_low_terminal_names_what_it_leaves_out() -> None:
     """The rest is counted."""
     many = tuple(endpoint(f"d{number}", "decode") for number in range(50))

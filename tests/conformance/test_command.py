@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typer.testing import CliRunner
 
 from ballast_cli.main import app
 from ballast_conformance import suite
+from ballast_conformance.grpc_call import Call, End
+from ballast_conformance.http2 import Headers
 from tests.conformance.pickers import ENDPOINTS, Honest, running
 from tests.conformance.wrong_pickers import ListsOnly, NoMetadata
 from tests.support.scripted_engine import silent_server
@@ -82,6 +84,26 @@ async def test_what_cannot_work_exits_2_with_a_reason() -> None:
         result = await command(*arguments)
         assert result.exit_code == 2, arguments
         assert reason in result.stderr
+
+
+async def test_digits_that_are_no_numbers_are_refused_in_words() -> None:
+    """A superscript two is a digit to Python, and no number."""
+    told = await command("127.0.0.1:\N{SUPERSCRIPT TWO}")
+    assert (told.exit_code, told.stderr) == (2, "error: HOST:PORT: '127.0.0.1:\N{SUPERSCRIPT TWO}' is not HOST:PORT\n")
+
+
+def test_a_status_that_is_no_number_is_none() -> None:
+    """Of a picker that answers garbage: its byte 0xB2 is a superscript two."""
+
+    class Opened:
+        secure = False
+
+        def open(self, fields: object) -> None:
+            pass
+
+    call = Call(cast("Any", Opened()), "/health", "picker")
+    call._take(Headers({":status": "200", "grpc-status": "\xb2"}, end=True))
+    assert call._end == End(None, "no gRPC status, HTTP 200")
 
 
 async def test_a_port_that_says_nothing_is_said_to_say_nothing() -> None:

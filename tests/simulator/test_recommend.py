@@ -169,8 +169,8 @@ def test_manifests_are_valid_and_say_what_was_simulated(
     parts: tuple[Part, ...], pools: dict[str, tuple[str, int]]
 ) -> None:
     made = resources(answer_of(parts), name="mine", model="Qwen/Qwen3-32B", image="vllm/vllm-openai:v1")
-    text = to_yaml(made, ["a line", "and another"])
-    assert text.startswith("# a line\n# and another\n")
+    text = to_yaml(made, ["a line", "and the trace a\nkind: b\u2028c: d"])
+    assert text.startswith("# a line\n# and the trace a\n# kind: b\n# c: d\n")
     assert [item["kind"] for item in yaml.safe_load_all(text)][-2:] == ["SchedulingPolicy", "ServingPool"]
     kinds = {resource.kind_name for resource in load_manifest(text)}
     assert kinds == {"HardwareProfile", "ServiceLevelObjective", "SchedulingPolicy", "ServingPool"}

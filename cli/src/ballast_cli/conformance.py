@@ -131,6 +131,6 @@ async def _run(
 def _address(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{option}: {text!r} is not HOST:PORT")
     return host, int(port)

@@ -1,6 +1,7 @@
 """`ballast explain`: what a stored decision went by, and why it was taken."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -58,12 +59,11 @@ def scaling_command(
 def _text(of: str, namespace: str | None) -> str:
     """JSON of decisions: of a file, if there is one of that name and no namespace was given, else of a ServingPool."""
     if of == "-":
-        return sys.stdin.read()
-    path = Path(of)
-    if namespace is None and (path.exists() or "/" in of or "." in of):
+        return "" if sys.stdin is None else sys.stdin.read()
+    if namespace is None and (os.path.exists(of) or "/" in of or "." in of):
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return Path(of).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
             _refuse(f"{of}: cannot be read ({error})")
     return _of_cluster(of, namespace)
 

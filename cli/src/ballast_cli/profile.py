@@ -74,6 +74,7 @@ def fit_command(
         )
         changes: dict[str, Any] = {field: value for field, value in stated.items() if value is not None}
         fitted = replace(fitted, profile=replace(fitted.profile, **changes))
+        _check_stated(fitted.profile)
         if output is not None:
             write_output("--output", output, manifest(fitted.profile))
         if json_out is not None:
@@ -181,6 +182,20 @@ def _checked_name(name: str) -> str:
     if not re.fullmatch(DNS_SUBDOMAIN, name):
         raise ValueError(f"--name: {PATTERN_SENTENCES[DNS_SUBDOMAIN]}, not {name!r}")
     return name
+
+
+def _check_stated(profile: "HardwareProfile") -> None:
+    """Raises ValueError naming the option of what no HardwareProfile takes."""
+    from pydantic import ValidationError
+
+    from ballast_api.errors import explain
+    from ballast_api.hardware_profile import HardwareProfileSpec
+
+    try:
+        HardwareProfileSpec.from_core(profile)
+    except ValidationError as error:
+        problem = explain(error)[0]
+        raise ValueError(f"--{problem.field.replace('_', '-')}: {problem.message}") from None
 
 
 def _fitted_lines(fitted: "FittedProfile") -> list[str]:

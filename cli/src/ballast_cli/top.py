@@ -48,7 +48,7 @@ def top_command(
     try:
         frame = _asked(gateway, token, asked)
         console = narrow_console()
-        if once or not console.is_terminal:
+        if once or not console.is_terminal or console.is_dumb_terminal:
             console.print(screen(frame, None, None))
             return
         _watch(gateway, token, asked, interval, frame)

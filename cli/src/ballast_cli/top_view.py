@@ -50,9 +50,9 @@ def _head(frame: Frame, before: Frame | None) -> Text:
             + "\n",
             style="bold",
         )
-        said.append(", ".join(f"{kind} {policy}" for kind, policy in about.policies.items()) + "\n", style="dim")
+        said.append(plain(", ".join(f"{kind} {policy}" for kind, policy in about.policies.items())) + "\n", style="dim")
         if about.together:
-            said.append(f"asked by {about.name}, which hears {about.agents} agents\n", style="dim")
+            said.append(f"asked by {plain(about.name)}, which hears {about.agents} agents\n", style="dim")
         elif about.view:
             leads = "leads" if about.leads else "does not lead"
             said.append(f"{leads}; hears {about.peers} other gateways, {about.agents} agents\n", style="dim")
@@ -102,7 +102,7 @@ def _endpoints(rows: Sequence[EndpointRow], room: int | None) -> list[Renderable
             busy = row.prefill_ms if row.step_ms is None else row.step_ms
             table.add_row(
                 _name(row.name),
-                Text(row.state, "" if row.state == "ready" else "red"),
+                Text(plain(row.state), "" if row.state == "ready" else "red"),
                 str(row.prefills),
                 str(row.decodes),
                 _count(row.decode_tokens or row.prefill_tokens),
@@ -121,7 +121,7 @@ def _requests(frame: Frame) -> Table:
     table.columns[-1].justify = "left"
     for row in sorted(frame.requests, key=lambda each: -each.arrived_ms)[:_SHOWN_REQUESTS]:
         age_s = max(0.0, frame.unix_s - row.arrived_ms / 1e3)
-        phase = "moves" if row.target else row.phase
+        phase = "moves" if row.target else plain(row.phase)
         table.add_row(_name(row.id), phase, str(row.prompt_tokens), _seconds(age_s), plain(_where(row)))
     return table
 

@@ -119,6 +119,6 @@ class Call:
 
     def _status(self) -> End:
         text = self._head.get("grpc-status", "")
-        if not text.isdigit():
+        if not text.isdecimal():
             return End(None, f"no gRPC status, HTTP {self._head.get(':status', 'without a status')}")
         return End(int(text), unquote(self._head.get("grpc-message", "")))

@@ -66,7 +66,7 @@ def resources(
 
 def to_yaml(items: Sequence[Json], heading: Sequence[str]) -> str:
     """One file; `heading` becomes comments at its head."""
-    head = "".join(f"# {line}".rstrip() + "\n" for line in heading)
+    head = "".join(f"# {part}".rstrip() + "\n" for line in heading for part in line.splitlines())
     return head + yaml.dump_all(items, Dumper=_WithoutAnchors, sort_keys=False, allow_unicode=True, width=120)
 
 
