@@ -268,6 +268,14 @@ def test_the_command_prints_a_manifest_with_its_account(tmp_path: Path) -> None:
         assert line in result.output
 
 
+def test_stages_that_are_placed_alike_are_written_twice(tmp_path: Path) -> None:
+    """People edit the manifest: no anchors."""
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(LOAD_AND_PREFIX))
+    result = CliRunner().invoke(app, ["import", "endpoint-picker-config", str(file)])
+    assert (result.exit_code, "&" in result.output, "*" in result.output) == (0, False, False), result.output
+
+
 def test_a_name_with_line_ends_stays_in_its_comment(tmp_path: Path) -> None:
     """YAML takes more characters for them than a newline."""
     file = tmp_path / "c.yaml"

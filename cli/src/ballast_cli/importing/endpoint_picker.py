@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -224,7 +225,7 @@ class _Reading:
         placements = {name: self._placement(name, *profiles[name]) for name in dict.fromkeys(stages.values())}
         for stage, name in stages.items():
             if placements[name] is not None:
-                made.policy[stage] = placements[name]
+                made.policy[stage] = deepcopy(placements[name])  # one value twice would be an anchor in YAML
         self._settings(used)
         self._flow_control()
         self._rest()
