@@ -54,6 +54,28 @@ def test_conditions_and_instances_are_those_of_the_last_look_and_go_with_the_ser
     assert (instances("wanted"), conditions()) == (None, set())
 
 
+def test_counters_of_a_serving_pool_go_with_it() -> None:
+    """Names that come and go leave no series behind; those of others stay."""
+    metrics = OperatorMetrics()
+    for name in ("chat", "code"):
+        metrics.set_back("team", name, "Deployment")
+        metrics.rehearsed(("team", name), "chosen", None)
+        metrics.said("team", name, {})
+
+    def named() -> set[str]:
+        return {
+            sample.labels["serving_pool"]
+            for found in metrics.registry.collect()
+            for sample in found.samples
+            if "serving_pool" in sample.labels
+        }
+
+    assert named() == {"chat", "code"}
+    metrics.said("team", "chat", None)
+    metrics.said("team", "chat", None)
+    assert named() == {"code"}
+
+
 class Looks:
     """Each look has another result."""
 

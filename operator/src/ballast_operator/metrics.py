@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from ballast_api.metric_making import counter, gauge, histogram
 from ballast_core.policies.scaling.protocol import Decision
@@ -33,6 +33,8 @@ class OperatorMetrics:
         self._advised: dict[tuple[str, str], set[tuple[str, ...]]] = {}
         self._shown: dict[tuple[str, str], tuple[set[tuple[str, ...]], set[tuple[str, ...]]]] = {}
         """Labels of conditions and instances that a ServingPool has."""
+        self._counted: dict[tuple[str, str], set[tuple[Counter, tuple[str, ...]]]] = {}
+        """Counters of a ServingPool, with their labels; they go with it."""
 
     def serve(self, port: int) -> None:
         """Answer `/metrics` on this port, in a thread, as long as the process lives."""
@@ -69,14 +71,23 @@ class OperatorMetrics:
                     shown.remove(*labels)
                 for labels, value in now.items():
                     shown.labels(*labels).set(value)
+            if status is None:
+                for count, labels in self._counted.pop((namespace, name), ()):
+                    count.remove(*labels)
+
+    def _count(self, count: Counter, name: tuple[str, str], label: str) -> None:
+        """One more of a ServingPool."""
+        with self._lock:
+            count.labels(*name, label).inc()
+            self._counted.setdefault(name, set()).add((count, (*name, label)))
 
     def set_back(self, namespace: str, name: str, kind: str) -> None:
         """A foreign edit of an object of a ServingPool was set back."""
-        self._set_back.labels(namespace, name, kind).inc()
+        self._count(self._set_back, (namespace, name), kind)
 
     def rehearsed(self, name: tuple[str, str], outcome: str, seconds: float | None) -> None:
         """A rehearsal is over; without seconds: it was not begun."""
-        self._rehearsals.labels(*name, outcome).inc()
+        self._count(self._rehearsals, name, outcome)
         if seconds is not None:
             self._rehearsal_seconds.observe(seconds)
 
@@ -84,7 +95,7 @@ class OperatorMetrics:
         """A round of scaling is over, without a decision where a gateway was silent. `of` is None when it is over for
         good."""
         if of is not None:
-            self._decisions.labels(*name, "Waiting" if decision is None else decision.reason).inc()
+            self._count(self._decisions, name, "Waiting" if decision is None else decision.reason)
             if decision is None:
                 return
         asked = {
