@@ -16,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.directing.partitioner import Partitioner
+from ballast_core.model import EndpointId, RequestId
+from ballast_core.model.effects import Dispatch, Leave
 from ballast_gateway.proxy import cutting
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation, read_generation
-from ballast_gateway.proxy.cutting import LEAST_PART_TOKENS, handle_of, part_tokens, remainder_body
+from ballast_gateway.proxy.cutting import LEAST_PART_TOKENS, Cutter, handle_of, part_tokens, remainder_body
 from ballast_gateway.proxy.fields import is_divisible
+from ballast_gateway.proxy.legs import Job
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.cuts import CUTTING, cut_at
@@ -576,6 +579,50 @@ async def test_an_engine_stops_when_the_client_leaves(fleet: Fleet, slow: str) -
 
 
 # --- text whose tokens an engine names ------------------------------------------------------------------------------
+
+
+async def test_a_part_that_takes_the_place_of_one_that_was_left_ends_with_its_request(fleet: Fleet) -> None:
+    """Its engine is left with it, and whatever comes of it answers no other request on the client's connection."""
+    gateway = await fleet.serve(f0=engine(never), f1=engine(never), f2=engine())
+    driver = gateway.gateway.driver
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(post(COMPLETION, BODY, "x-request-id: r", "x-envoy-expected-rq-timeout-ms: 1000"))
+    await until(lambda: fleet.asked("f0"))
+    ticket = driver.ticket(RequestId("r"))
+    assert ticket is not None
+    assert ticket.leaver is not None
+    ticket.leaver(Leave(RequestId("r"), EndpointId("f0"), "it is silent"))
+    await until(lambda: fleet.asked("f1"))
+    assert await reader.readline() == b"HTTP/1.1 504 Gateway Timeout\r\n"
+    await until(fleet.engines["f1"].hung_up.is_set)
+    writer.close()
+    await drained(gateway)
+
+
+@pytest.mark.parametrize("ends", ["client_gone", "shut_down"])
+async def test_a_part_that_ends_in_the_turn_in_which_it_is_left_counts_no_more(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The end of its task is told after the end of the request."""
+    gateway = await fleet.serve(f0=engine(), f1=engine())
+    driver, faults = gateway.gateway.driver, []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+
+    async def first_part(self: Cutter, job: Job, dispatch: Dispatch, planned_tokens: int) -> None:
+        ticket = driver.ticket(RequestId("r"))
+        run = getattr(None if ticket is None else ticket.leaver, "__self__", None)
+        loop.call_soon(getattr(run, ends))
+
+    monkeypatch.setattr(Cutter, "first_part", first_part)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(post(COMPLETION, BODY, "x-request-id: r"))
+    await drained(gateway)
+    await until(lambda: not driver.in_flight(RequestId("r")))
+    await asyncio.sleep(0)
+    assert not faults
+    assert ends == "client_gone" or (await reader.readline()).startswith(b"HTTP/1.1 503")
+    writer.close()
 
 
 def names_tokens(ids: object, chat_ids: object = None, status: int = 200) -> Script:

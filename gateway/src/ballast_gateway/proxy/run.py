@@ -252,8 +252,9 @@ class Run:
             self._resources.pool.cancel(asked)
             if isinstance(asked, Relay):
                 self._end_leg(asked)
-        if self._part is not None:
-            self._part.cancel()
+        part, self._part = self._part, None
+        if part is not None:
+            part.cancel()
         if self._trace is not None:
             self._trace.answered()
 
@@ -270,6 +271,8 @@ class Run:
         record, client = self._job.record, self._job.client
         message = "a request handler failed"
         self._resources.loop.call_exception_handler({"message": message, "exception": fault})
+        if self._closed:
+            return  # its client's next request may be under way
         self._leave()
         record.outcome, record.reason, record.status = "failed", internal_error().code, 500
         if self.life.state is not State.ENDED or client.answering:  # it may be the end itself that has failed
@@ -333,11 +336,14 @@ class Run:
         self._part.add_done_callback(self._part_over)
 
     def _part_over(self, part: asyncio.Task[Remainder | None]) -> None:
+        if part is not self._part:  # it was left, though it may have ended in the same turn of the loop
+            _ = part.cancelled() or part.exception()
+            return
         self._part = None
         if self._trace is not None:
             self._trace.answered()
         if part.cancelled():
-            return  # with the request
+            return  # with the loop
         try:
             self.on(self._part_event(part))
             self._go_on()
