@@ -371,3 +371,62 @@ async def test_a_gateway_among_its_own_peers_hears_itself_once_and_leaves_it(tmp
         await until(lambda: not [one for one in view.report()["sources"] if one["source"].startswith("gateway/")])
         assert len(booked(gateway)) == 1
         assert view.leads
+
+
+async def test_a_request_that_was_served_elsewhere_is_booked_there_by_all(tmp_path: Path) -> None:
+    """Its proxy went to a fall-back: the endpoint that was picked has no load of it in any ledger."""
+    async with view_fleet(tmp_path, ("f0", "f1"), ()) as fleet:
+        gateways = [await fleet.start(), await fleet.start()]
+        ask(gateways[0], "r")
+        ((key, (picked, _)),) = booked(gateways[0]).items()
+        await until(lambda: booked(gateways[1]) == {key: (picked, 0)})
+        other = EndpointId("f1" if picked == "f0" else "f0")
+        ticket = gateways[0].driver.ticket(RequestId("r"))
+        assert ticket is not None
+        ticket.redirected(None, other, (EndpointId(picked),))
+        assert booked(gateways[0]) == {key: (other, 0)}
+        await until(lambda: booked(gateways[1]) == {key: (other, 0)})
+        ticket.began()
+        await until(lambda: booked(gateways[1]) == {key: (other, 1)})
+        ticket.redirected(None, EndpointId(picked), ())
+        await until(lambda: booked(gateways[1]).get(key, ("", 0))[0] == picked)
+        entry = gateways[1].driver.director.ledger.entries[RequestId(key)]
+        await until(lambda: entry.decodes)
+
+
+async def test_streams_that_break_count_against_their_engine_where_they_were_dispatched(tmp_path: Path) -> None:
+    """As at those that only follow: an engine that breaks what cannot go on elsewhere is ejected by all."""
+    async with view_fleet(tmp_path, ("p0", "d0", "d1", "d2"), ("d0", "d1", "d2")) as fleet:
+        gateways = [await fleet.start(), await fleet.start()]
+        first = gateways[0]
+        for number in range(24):
+            picked = ask(first, f"r{number}")
+            assert picked.plan is not None
+            decode, key = picked.plan.decode.id, picked.plan.key
+            picked.session.close(broken=False)
+            feed = fleet.agents[decode].feed
+            feed.say(said.Opened(request=opened_by(first, f"r{number}")))
+            feed.say(said.Prefilled(key=key))
+            feed.say(said.Began(key=key))
+            if decode == "d0":
+                feed.say(said.Ended(key=key, outcome="failed", output_tokens=1, fault="broke", status=200))
+            else:
+                feed.say(said.Ended(key=key, outcome="completed", output_tokens=9, status=200))
+            await until(lambda: not any(booked(one) for one in gateways))
+        for one in gateways:
+            assert one.driver.director.health.report(EndpointId("d0")).state == "ejected"
+
+
+async def test_a_client_may_name_its_request_as_the_fleet_names_another_one(tmp_path: Path) -> None:
+    """It gets a name of its own, and is served."""
+    async with view_fleet(tmp_path) as fleet:
+        first, second = await fleet.start(), await fleet.start()
+        ask(first, "r")
+        (key,) = booked(first)
+        await until(lambda: key in booked(second))
+        picked = ask(second, key)
+        assert picked.plan is not None
+        assert picked.plan.id.startswith(f"{key}~")
+        picked.session.close(broken=True)
+        await until(lambda: set(booked(second)) == {key})
+        assert not second.driver.in_flight(RequestId(picked.plan.id))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Fault, RequestId, Stage
-from ballast_core.model.events import EndpointLost, EndpointObserved, RequestArrived
+from ballast_core.model.events import EndpointLost, EndpointObserved, MoveOrdered, RequestArrived
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.profiles import SHIPPED_PROFILES
@@ -268,7 +268,7 @@ class Own:
     def began(self) -> None:
         self.heard.append("began")
 
-    def ended(self, end: said.Ended) -> None:
+    def ended(self, end: said.Ended, fault: Fault | None) -> None:
         self.heard.append((end.outcome, end.output_tokens))
 
 
@@ -284,6 +284,29 @@ def test_requests_of_this_gateway_stay_under_their_own_ids() -> None:
     assert booked(d) == {"r": (where, True, 12)}
     book.take(AGENTS[where], said.Ended(key="gw-a/r", outcome="completed", output_tokens=12), 0.4)
     assert own.heard == [AGENTS[where], "began", ("completed", 12)]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_move_whose_end_was_said_while_nobody_listened_is_over(own: bool) -> None:
+    """The holder's next snapshot has the request where it was: nothing stays booked on the target."""
+    book, d = observer()
+    name = "r" if own else "gw-b/r"
+    if own:
+        d.on_event(RequestArrived(request("r")), 0.0)
+        book.own[RequestId("r")] = Own()
+    where = booked(d)["r"][0] if own else "d0"
+    there = row("gw-a" if own else "gw-b", "r", where, phase="decoding", generated_tokens=5)
+    book.take(AGENTS[where], snapshot(there), 0.1)
+    target = EndpointId("d1" if where == "d0" else "d0")
+    slot = d.inventory.slot_of(target)
+    d.on_event(MoveOrdered(RequestId(name), target), 1.0)
+    assert d.ledger.requests[Stage.DECODE][slot] == 1
+    book.lost(AGENTS[where], 2.0)
+    book.take(AGENTS[where], snapshot(there), 3.0)
+    assert d.ledger.requests[Stage.DECODE][slot] == 0
+    assert booked(d) == {name: (where, True, 5)}
+    book.take(AGENTS[where], said.Moved(key=there.key, target=target), 4.0)
+    assert booked(d) == {name: (target, True, 5)}, "it was under way after all"
 
 
 def test_a_request_of_this_gateway_that_it_has_forgotten_breaks_no_line() -> None:

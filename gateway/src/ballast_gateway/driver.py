@@ -256,7 +256,7 @@ class Driver:
 
     def open(self, request: Request, *, mover: Mover | None = None) -> Ticket:
         """Take a request in. Raises `ValueError` if its id is in flight already."""
-        if request.id in self._tickets:
+        if self.in_flight(request.id):
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
         ticket = self._tickets[request.id] = Ticket(self, request, mover)
         self.feed(RequestArrived(request))
@@ -273,8 +273,8 @@ class Driver:
         return [inventory.endpoint(slot) for slot in inventory.known_slots().tolist()]
 
     def in_flight(self, request_id: RequestId) -> bool:
-        """Whether a request of this id is open."""
-        return request_id in self._tickets
+        """Whether a request is known by this id: one that is open, or another gateway's."""
+        return request_id in self._tickets or request_id in self.director.ledger.entries
 
     def ticket(self, request_id: RequestId) -> Ticket | None:
         """The ticket of an open request."""

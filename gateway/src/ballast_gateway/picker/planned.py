@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from ballast_core.model import EndpointId, Outcome, RequestId
+from ballast_core.model import EndpointId, Fault, Outcome, RequestId
 from ballast_core.model.effects import Dispatch, Leave, Migrate
 from ballast_gateway.driver import Ticket
 from ballast_gateway.podapi.messages import Ended
@@ -91,8 +91,8 @@ class Planned:
         """Its first token has come."""
         self._record.first_token_s = self._ticket.now_s()
 
-    def ended(self, end: Ended) -> None:
-        """It is over."""
+    def ended(self, end: Ended, fault: Fault | None = None) -> None:
+        """It is over. `fault`: of its engine, unless that was told before."""
         record = self._record
         record.outcome, record.output_tokens, record.tokens_seen = end.outcome, end.output_tokens, True
         record.status = record.status or end.status
@@ -104,7 +104,7 @@ class Planned:
             record.reason = end.fault
         self.is_ended = True
         self._leave()
-        self._ticket.end(Outcome(end.outcome), end.output_tokens)
+        self._ticket.end(Outcome(end.outcome), end.output_tokens, fault)
         self._on_over()
 
     def left_to(self, unconfirmed: Callable[[], None]) -> None:

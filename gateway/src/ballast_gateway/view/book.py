@@ -53,8 +53,8 @@ class OwnRequest(Protocol):
         """Its first token has come."""
         ...
 
-    def ended(self, end: said.Ended) -> None:
-        """It is over."""
+    def ended(self, end: said.Ended, fault: Fault | None) -> None:
+        """It is over. `fault`: of its engine, unless that was told before."""
         ...
 
 
@@ -323,6 +323,16 @@ class Book:
         if row.phase == "decoding":
             self._decodes(known)
         self._advance([(known, row.generated_tokens)])
+        self._stayed(known)
+
+    def _stayed(self, known: _Known) -> None:
+        """It is where it was, by a snapshot. How a move of it ended may have been said while nobody listened; one that
+        is still under way is booked once it is done."""
+        entry = self._director.ledger.get(known.id) if self._follows(known) else None
+        coming = None if entry is None else entry.reservation
+        if coming is not None and coming.decode_slot is not None:
+            target = self._director.inventory.endpoint(coming.decode_slot)
+            self._feed(MigrationFailed(known.id, target.id))
 
     def _released(self, source: Source, key: str, now_s: float) -> None:
         known = self._claimed(source, key)
@@ -462,10 +472,10 @@ class Book:
         for name in known.claims:
             if name in self.sources:
                 self.sources[name].keys.discard(key)
+        fault = Fault(end.fault) if end.fault in _FAULTS and not known.failed else None
         if known.own:
             own = self.own.get(known.id)
             if own is not None:
-                own.ended(end)
+                own.ended(end, fault)
         elif known.booked:
-            fault = Fault(end.fault) if end.fault in _FAULTS and not known.failed else None
             self._feed(RequestEnded(known.id, Outcome(end.outcome), end.output_tokens, fault))

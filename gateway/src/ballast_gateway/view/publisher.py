@@ -37,6 +37,7 @@ class Publisher:
             ev.Migrated: self._migrated,
             ev.MigrationFailed: self._migration_failed,
             ev.DispatchFailed: self._leg_failed,
+            ev.RequestRedirected: self._redirected,
             ev.RequestEnded: self._ended,
             ev.ClientGone: self._client_gone,
         }
@@ -108,6 +109,16 @@ class Publisher:
             key=key, stage=event.stage.value, endpoint=event.endpoint_id, fault=str(event.fault), status=event.status
         )
         self._feed.say(failed)
+
+    def _redirected(self, key: str, event: ev.RequestRedirected) -> None:
+        entry = self._director.ledger.get(event.request_id)
+        if entry is None:
+            return
+        decodes = entry.decodes
+        prefill = "" if decodes or event.prefill is None else event.prefill
+        self._feed.say(said.Redirected(key=key, decode=event.decode, prefill=prefill))
+        if decodes:
+            self._feed.say(said.Prefilled(key=key))
 
     def _ended(self, key: str, event: ev.RequestEnded) -> None:
         fault = "" if event.fault is None else str(event.fault)
