@@ -24,6 +24,7 @@ from ballast_core.model.events import (
     EndpointsScraped,
     Event,
     FirstToken,
+    ModelsObserved,
     PrefillDone,
     Progress,
     RequestArrived,
@@ -31,6 +32,7 @@ from ballast_core.model.events import (
     TimerFired,
 )
 from ballast_core.model.observations import Observations
+from ballast_core.model.served_models import ServedModels
 from ballast_core.policies.admission import Admission, Bounded
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.protocol import Work
@@ -222,6 +224,35 @@ def test_a_request_for_few_endpoints_holds_nobody_up() -> None:
     effects = d.on_event(done("b"), 1.0)
     assert dispatched(effects) == ["other"]
     assert dispatched(d.on_event(done("a"), 2.0)) == ["picky"]
+
+
+def two_models() -> Director:
+    """One endpoint for each, with a place."""
+    d = bounded(("f0", "f1"))
+    for name, model in (("f0", "large"), ("f1", "small")):
+        d.on_event(ModelsObserved(EndpointId(name), ServedModels(frozenset({model}))), 0.0)
+    return d
+
+
+def test_a_request_for_a_model_whose_endpoints_are_full_holds_no_other_model_up() -> None:
+    """Neither what comes nor what waits, whoever came first."""
+    d = two_models()
+    assert only_dispatch(arrive(d, "a", 0.0, model="large")).decode.id == "f0"
+    arrive(d, "b", 0.1, model="large")
+    assert only_dispatch(arrive(d, "c", 0.2, model="small")).decode.id == "f1"
+    arrive(d, "d", 0.3, model="small")
+    assert dispatched(d.on_event(done("c"), 1.0)) == ["d"]
+    assert dispatched(d.on_event(done("a"), 2.0)) == ["b"]
+
+
+def test_what_waits_is_grouped_anew_when_an_endpoint_serves_other_models() -> None:
+    """One that no endpoint serves any more does not hold up those with which it waited until then."""
+    d = bounded(("f0",))
+    arrive(d, "a", 0.0)
+    arrive(d, "gone", 0.1, model="large")
+    arrive(d, "served", 0.2, model="small")
+    d.on_event(ModelsObserved(EndpointId("f0"), ServedModels(frozenset({"small"}))), 0.3)
+    assert dispatched(d.on_event(done("a"), 1.0)) == ["served"]
 
 
 def test_waiting_for_an_endpoint_becomes_waiting_for_a_place() -> None:

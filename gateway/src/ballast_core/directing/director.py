@@ -99,7 +99,7 @@ class Director:
         self.outcomes = outcomes = Outcomes(
             settings.health, settings.max_retries, inventory, ledger, health=health, placer=placer
         )
-        self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory)
+        self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory, placer.models.lacking)
         self.partitioner = Partitioner(
             settings.partition, settings.binding, inventory=inventory, ledger=ledger, learner=learner, placer=placer
         )
@@ -446,8 +446,8 @@ class Director:
 
     def _models_observed(self, event: ModelsObserved, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)
-        if slot is not None:
-            self.placer.models.said(slot, event.models)
+        if slot is not None and self.placer.models.said(slot, event.models):
+            self.queue.regroup()
         return []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:

@@ -8,7 +8,7 @@ tenants, and the order decides within each tenant.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,8 +29,8 @@ from ballast_core.state.ledger import Entry
 _SERVICE_EVERY_S = 1.0
 _REKEY_RATIO = 0.05
 
-_Reach: TypeAlias = tuple[frozenset[str] | None, frozenset[EndpointId]]
-"""Where a request may go: its subset, and the endpoints that it avoids."""
+_Reach: TypeAlias = tuple[frozenset[str] | None, frozenset[EndpointId], frozenset[int]]
+"""Where a request may go: its subset, the endpoints that it avoids, and the slots that do not serve its model."""
 
 
 @dataclass(slots=True)
@@ -44,8 +44,12 @@ class _Waiting:
 class Queue:
     """The waiting requests. Times are seconds on the Director's clock."""
 
-    def __init__(self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory) -> None:
+    def __init__(
+        self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory, lacking: Callable[[str], frozenset[int]]
+    ) -> None:
+        """`lacking`: the slots that do not serve a model."""
         self.order = order
+        self._lacking = lacking
         self._beliefs = beliefs
         self._inventory = inventory
         self.waiting: dict[RequestId, _Waiting] = {}
@@ -81,7 +85,7 @@ class Queue:
         if request.id in self.waiting:
             raise ValueError(f"request id {request.id!r} waits already")
         self._refresh(now_s)
-        reach = request.subset, entry.avoid
+        reach = self._reach(entry)
         room = self._room(reach)
         self._turns.joins(request.tenant)
         room.add(request.id, request.tenant, self._work(entry, self._cached_somewhere(request)), self.service)
@@ -146,12 +150,12 @@ class Queue:
 
     def has_like(self, entry: Entry) -> bool:
         """Whether another request waits that may go to the same endpoints: its turn may come first."""
-        return (entry.request.subset, entry.avoid) in self._rooms
+        return self._reach(entry) in self._rooms
 
     def restricted(self) -> Iterator[Entry]:
         """One request of each room whose requests may not go everywhere."""
-        for (subset, avoid), room in self._rooms.items():
-            if (subset is not None or avoid) and (rank := room.first_rank()) is not None:
+        for (subset, avoid, lacking), room in self._rooms.items():
+            if (subset is not None or avoid or lacking) and (rank := room.first_rank()) is not None:
                 yield self.waiting[RequestId(rank[4])].entry
 
     def expired(self, now_s: float) -> list[Entry]:
@@ -176,11 +180,19 @@ class Queue:
         self._start_s = None
         self._refresh(now_s)
         self._keyed_with = self.service
+        self.regroup()
+
+    def regroup(self) -> None:
+        """Endpoints may serve other models now: put all that wait into rooms anew."""
         self._rooms = {}
         for request_id, waiting in self.waiting.items():
             request = waiting.entry.request
+            waiting.reach = self._reach(waiting.entry)
             work = self._work(waiting.entry, self._cached_somewhere(request))
             self._room(waiting.reach).add(request_id, request.tenant, work, self.service)
+
+    def _reach(self, entry: Entry) -> _Reach:
+        return entry.request.subset, entry.avoid, self._lacking(entry.request.model)
 
     def _room(self, reach: _Reach) -> FairRoom:
         room = self._rooms.get(reach)

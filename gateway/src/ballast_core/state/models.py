@@ -23,13 +23,15 @@ class Models:
         self.adapters: Collection[str] = frozenset()
         """The names that are an adapter somewhere."""
 
-    def said(self, slot: int, models: ServedModels) -> None:
-        """An endpoint says what it serves."""
+    def said(self, slot: int, models: ServedModels) -> bool:
+        """An endpoint says what it serves. Returns whether that is news."""
         before = self._said.get(slot)
         self._said[slot] = models
         self._sent.pop(slot, None)
-        if before is None or (before.names, before.adapters) != (models.names, models.adapters):
+        news = before is None or (before.names, before.adapters) != (models.names, models.adapters)
+        if news:
             self._changed()
+        return news
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint, or its endpoint is gone."""
