@@ -109,6 +109,31 @@ async def test_prefill_times_are_not_learned_from_scrapes(monkeypatch: pytest.Mo
     assert learned == []
 
 
+async def test_what_ran_on_an_endpoint_that_is_lost_is_over() -> None:
+    """Its own requests, and those that it was to decode; those that it prefilled are the others' to finish."""
+    fleet = Fleet("p0", "p1", "d0", "d1", "d2")
+    fleet.route("a", "b", "c", "d", "e", "f")
+    entries = dict(fleet.director.ledger.entries)
+    slot = {name: fleet.director.inventory.slot_of(EndpointId(name)) for name in ("p0", "d0")}
+    decoded = {name for name, entry in entries.items() if entry.decode_slot == slot["d0"]}
+    prefilled = {name for name, entry in entries.items() if entry.prefill_slot == slot["p0"]} - decoded
+    assert decoded
+    assert prefilled
+    fleet.now_s = 1.0
+    fleet.unseen.lost(EndpointId("d0"))
+    assert set(fleet.director.ledger.entries) == set(entries) - decoded
+    fleet.unseen.lost(EndpointId("p0"))
+    assert set(fleet.director.ledger.entries) == set(entries) - decoded
+    fleet.now_s = 2.0
+    fleet.scrape("d1", running=0)
+    assert not prefilled & set(fleet.scrape("d2", running=0))
+    fleet.scrape("p1", running=0)
+    fleet.now_s = 3.0
+    fleet.scrape("d1", running=0)
+    assert fleet.scrape("d2", running=0) == []
+    assert len(fleet.unseen) == 0
+
+
 async def test_every_booking_has_a_latest_end() -> None:
     """By its own limit of output; an engine that is scraped no more cannot keep it for good."""
     fleet = Fleet("f0")

@@ -430,3 +430,15 @@ async def test_a_client_may_name_its_request_as_the_fleet_names_another_one(tmp_
         picked.session.close(broken=True)
         await until(lambda: set(booked(second)) == {key})
         assert not second.driver.in_flight(RequestId(picked.plan.id))
+
+
+async def test_a_picker_without_agents_forgets_what_ran_on_a_pod_that_is_gone(tmp_path: Path) -> None:
+    """It counts no more, towards the limit of requests in flight either."""
+    async with view_fleet(tmp_path, ("f0", "f1"), ()) as fleet:
+        gateway = await fleet.start(scrape={"intervalS": 60.0})
+        for number in range(6):
+            ask(gateway, f"r{number}").session.close(broken=False)
+        assert {where for where, _ in booked(gateway).values()} == {"f0", "f1"}
+        gateway.fleet.gone(EndpointId("f0"))
+        assert {where for where, _ in booked(gateway).values()} == {"f1"}
+        assert gateway.driver.director.ledger.own == 3

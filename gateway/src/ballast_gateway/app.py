@@ -94,6 +94,7 @@ class PickerServer(Protocol):
     @property
     def drain(self) -> Callable[[], None]: ...
     def observed(self, endpoint_id: EndpointId, observation: Observation) -> None: ...
+    def lost(self, endpoint_id: EndpointId) -> None: ...
     async def aclose(self, grace_s: float | None = None) -> None: ...
     def use(
         self,
@@ -334,7 +335,7 @@ class Gateway:
                 classes=self._classes,
                 tracing=self._tracing,
             )
-            self.fleet.on_scraped = self.picker.observed
+            self.fleet.on_scraped, self.fleet.on_lost = self.picker.observed, self.picker.lost
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             if self.proxy is None:
                 self.driver.watch()

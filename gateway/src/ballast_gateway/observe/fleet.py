@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ballast_core.model import Endpoint, EndpointId, Observation
-from ballast_core.model.events import EndpointObserved, Event, ModelsObserved
+from ballast_core.model.events import EndpointLost, EndpointObserved, Event, ModelsObserved
 from ballast_core.model.served_models import ServedModels
 from ballast_core.state.liveness import Liveness, news
 from ballast_gateway.observe.exposition import AdapterGauges
@@ -65,7 +65,8 @@ class Member:
 class Fleet:
     """Passes endpoint events to `feed`. Calls `on_change` when members have come or gone.
 
-    `on_scraped` gets each observation of a usable endpoint before the Director does.
+    `on_scraped` gets each observation of a usable endpoint before the Director does, `on_lost` each endpoint that is
+    lost after it has been told.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class Fleet:
         failures_until_lost: int,
         on_change: Callable[[], None] = lambda: None,
         on_scraped: Callable[[EndpointId, Observation], None] = lambda endpoint_id, observation: None,
+        on_lost: Callable[[EndpointId], None] = lambda endpoint_id: None,
     ) -> None:
         self.members: dict[EndpointId, Member] = {}
         self.synced = False
         """Discovery has given its first complete answer."""
         self.on_change = on_change
         self.on_scraped = on_scraped
+        self.on_lost = on_lost
         self._feed = feed
         self.failures_until_lost = failures_until_lost
         self._settled = False
@@ -190,3 +193,5 @@ class Fleet:
         if event is not None:
             member.told = None
             self._feed(event)
+            if isinstance(event, EndpointLost):
+                self.on_lost(event.endpoint_id)

@@ -90,6 +90,10 @@ class PickerServer:
         """An endpoint was scraped; called before the Director learns of it."""
         self._face.unseen.observed(endpoint_id, observation)
 
+    def lost(self, endpoint_id: EndpointId) -> None:
+        """An endpoint is lost; called after the Director has learned of it."""
+        self._face.unseen.lost(endpoint_id)
+
     async def aclose(self, grace_s: float | None = None) -> None:
         """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop.
 

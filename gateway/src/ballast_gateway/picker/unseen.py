@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from ballast_core.model import EndpointId, Observation
+from ballast_core.model import EndpointId, Observation, Outcome
 from ballast_core.model.effects import Dispatch
 from ballast_gateway.driver import Ticket
 
@@ -82,6 +82,21 @@ class UnseenRequests:
         for lines in (self._prefilling, self._decoding):
             if not lines.get(endpoint_id, True):
                 del lines[endpoint_id]
+
+    def lost(self, endpoint_id: EndpointId) -> None:
+        """The endpoint is lost: no scrape will tell of what ran there. What was prefilled there goes on elsewhere."""
+        over = self._decoding.pop(endpoint_id, deque())
+        for one in self._prefilling.pop(endpoint_id, ()):
+            one.since_s = self._now_s()
+            (over if one.decode == endpoint_id else self._decoding[one.decode]).append(one)
+        for line in self._prefilling.values():
+            for one in [one for one in line if one.decode == endpoint_id]:
+                line.remove(one)
+                over.append(one)
+        for one in over:
+            if one.latest is not None:
+                one.latest.cancel()
+            one.ticket.end(Outcome.FAILED)
 
     def close(self) -> None:
         """Forget all of them."""
