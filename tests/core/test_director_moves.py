@@ -271,6 +271,19 @@ def test_without_a_policy_nothing_moves_until_an_endpoint_drains() -> None:
     assert (d.departures.moved_out, d.departures.finished, d.departures.lost) == (2, 1, 0)
 
 
+def test_an_endpoint_whose_role_has_changed_while_it_decoded_is_emptied() -> None:
+    """It prefills by now, and drains: what it still decodes leaves."""
+    d = emptier()
+    start(d, "r0", 0.0, on="d0")
+    d.on_event(EndpointObserved(replace(endpoint("d0"), role=Role.PREFILL)), 0.2)
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    (move,) = moves(d.on_event(TimerFired(), 1.0))
+    assert (move.request_id, move.source.id) == ("r0", "d0")
+    d.on_event(Migrated(move.request_id, move.target.id), 1.5)
+    assert moves(d.on_event(TimerFired(), 2.0)) == []
+    assert d.departures.moved_out == 1
+
+
 def test_a_drain_that_is_taken_back_ends_the_moves_out_of_it() -> None:
     """Moves under way come to their end; no further one is ordered."""
     d = emptier()

@@ -240,7 +240,7 @@ class Rescheduler:
         """The ledger as arrays. Decodes on lost endpoints are left out."""
         flights = self._ledger.flights
         ready = self._inventory.candidates(Stage.DECODE)
-        draining = self._inventory.draining(Stage.DECODE)
+        draining = self._draining()
         slots = np.concatenate([ready.slots, np.array(draining, np.int64)])
         index_of_slot = np.full(self._inventory.capacity, -1)
         index_of_slot[slots] = np.arange(len(slots))
@@ -277,6 +277,12 @@ class Rescheduler:
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
         return _Seen(decodes, rows, slots, endpoints)
+
+    def _draining(self) -> list[int]:
+        """Slots to empty: also those whose role has changed while they decoded."""
+        decode = self._inventory.draining(Stage.DECODE)
+        others = [slot for slot in self._inventory.draining(Stage.PREFILL) if slot not in decode]
+        return decode + [slot for slot in others if self._ledger.decoding_requests[slot]]
 
     def _serving(self, rows: IntArray, slots: IntArray) -> BoolArray | None:
         """Which endpoints serve which of the requests that leave; None if all of them do."""
