@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Fault, RequestId, Stage
-from ballast_core.model.events import EndpointLost, EndpointObserved, MoveOrdered, RequestArrived
+from ballast_core.model.events import EndpointLost, EndpointObserved, MigrationFailed, MoveOrdered, RequestArrived
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.profiles import SHIPPED_PROFILES
@@ -461,6 +461,7 @@ OPERATIONS = (
     "begin",
     "progress",
     "move",
+    "stay",
     "redirect",
     "end",
     "fail",
@@ -468,7 +469,7 @@ OPERATIONS = (
 )
 steps = st.lists(
     st.tuples(
-        st.sampled_from([*OPERATIONS, *["read"] * 8, "read all", "lose", "restart", "connect", "time"]),
+        st.sampled_from([*OPERATIONS, "order", *["read"] * 8, "read all", "lose", "restart", "connect", "time"]),
         st.integers(0, 7),
         st.integers(0, 3),
     ),
@@ -489,6 +490,8 @@ class Fleet:
         self.sent: list[Row] = []
         self.latest: dict[str, Speaker] = {}
         """The agent to which a request came last."""
+        self.under_way: dict[str, str] = {}
+        """Where requests are to move, by this gateway's orders."""
         self.over: set[str] = set()
         """Requests whose holder has said that they have ended: their pickers hear it."""
         for speaker in self.speakers:
@@ -519,12 +522,35 @@ class Fleet:
         elif what == "time":
             self.now_s += other
             self.book.passes(self.now_s)
+        elif what == "order":
+            self.order(pick)
         elif what in OPERATIONS:
             self.holder_says(what, agents[pick % 2], other)
         else:
             self.connection(what, speaker)
 
+    def order(self, pick: int) -> None:
+        """This gateway has a request moved; its holder takes the order, or refuses it at once."""
+        director = self.director
+        may = [entry for entry in director.ledger if entry.phase is Phase.DECODING and entry.reservation is None]
+        if not may:
+            return
+        entry = may[pick % len(may)]
+        assert entry.decode_slot is not None
+        source = director.inventory.endpoint(entry.decode_slot).id
+        target = EndpointId("d1" if source == "d0" else "d0")
+        key = str(entry.request.id)
+        self.now_s += 0.01
+        director.on_event(MoveOrdered(entry.request.id, target), self.now_s)
+        rows = {one.key: one for one in self.latest[key].rows.all(self.now_s)} if key in self.latest else {}
+        one = rows.get(key)
+        if one is None or one.phase != "decoding" or one.decode == target or key in self.under_way:
+            director.on_event(MigrationFailed(entry.request.id, target), self.now_s)
+        else:
+            self.under_way[key] = target
+
     def arrives(self, one: Row, agent: Speaker) -> None:
+        self.under_way.pop(one.key, None)
         self.latest[one.key] = agent
         agent.say(said.Opened(request=one))
 
@@ -584,15 +610,22 @@ class Fleet:
                 agent.say(said.Began(key=key))
             case "progress" if one.generated_tokens:
                 agent.say(said.Progressed(tokens={key: one.generated_tokens + 1 + other}))
-            case "move" if one.generated_tokens:
+            case "move" if one.generated_tokens and key not in self.under_way:
                 agent.say(said.Moved(key=key, target=elsewhere))
+            case "move" if key in self.under_way and self.latest[key] is agent:
+                agent.say(said.Moved(key=key, target=self.under_way.pop(key)))
+            case "stay" if key in self.under_way and self.latest[key] is agent:
+                agent.say(said.MoveFailed(key=key, target=self.under_way.pop(key)))
             case "redirect" if not one.generated_tokens:
+                if self.latest[key] is agent:
+                    self.under_way.pop(key, None)
                 agent.say(said.LegFailed(key=key, stage="decode", endpoint=one.decode, fault=str(Fault.UNREACHABLE)))
                 agent.say(said.Redirected(key=key, decode=elsewhere, prefill=one.prefill))
             case "end" | "fail":
                 outcome = "completed" if what == "end" else "failed"
                 if self.latest[key] is agent:
                     self.over.add(key)
+                    self.under_way.pop(key, None)
                 agent.say(said.Ended(key=key, outcome=outcome, output_tokens=one.generated_tokens))  # type: ignore[arg-type]
 
     def read(self, speaker: Speaker) -> None:
@@ -602,6 +635,10 @@ class Fleet:
         for speaker in self.speakers:
             while speaker.unread:
                 self.read(speaker)
+        if all(speaker.connected for speaker in self.speakers):
+            reserved = {str(entry.request.id) for entry in self.director.ledger if entry.reservation is not None}
+            held = {key for key in reserved if key in self.latest[key].rows}
+            assert held <= self.under_way.keys(), "booked for moves that are over"
 
     def truth(self) -> dict[str, tuple[str, bool]]:
         """Where each request is that somebody claims; a holder knows better than a picker."""
@@ -620,8 +657,8 @@ def test_long_interleavings_end_with_the_truth_and_nothing_left(seed: int) -> No
     """The same with many requests at once, and some of them come to a second agent."""
     rng = random.Random(seed)
     rare = ["lose", "restart", *["connect"] * 6, "time", "read all"]
-    often = [*OPERATIONS, *["dispatch", "arrive", "retry"] * 2, "begin", *["read"] * 20]
-    words = rng.choices(rare, k=50) + rng.choices(often, k=1000)
+    often = [*OPERATIONS, *["dispatch", "arrive", "retry"] * 2, "begin", *["order", "stay"] * 3, *["read"] * 20]
+    words = rng.choices(rare, k=50) + rng.choices(often, k=1300)
     rng.shuffle(words)
     assert ends_with_the_truth([(word, rng.randrange(8), rng.randrange(4)) for word in words]) > 5
 
@@ -638,6 +675,11 @@ def ends_with_the_truth(script: list[tuple[str, int, int]]) -> int:
     for agent in fleet.speakers[2:]:
         for key in fleet.left(agent):
             agent.say(said.Ended(key=key, outcome="failed"))
+    for agent in fleet.speakers[2:]:
+        for one in agent.rows.all(fleet.now_s):
+            if one.key in fleet.under_way:
+                agent.say(said.MoveFailed(key=one.key, target=fleet.under_way[one.key]))
+                del fleet.under_way[one.key]
     fleet.read_all()
     fleet.step("release", 0, 0)
     fleet.read_all()
