@@ -217,6 +217,26 @@ def test_an_endpoint_that_is_gone_ends_its_legs_where_they_are_silent() -> None:
     assert fleet.left == [(homes["d0"], "d0")]
 
 
+def test_an_engine_that_comes_under_the_name_of_one_that_is_gone_begins_anew() -> None:
+    """A container that starts again in its pod: its first prompt may take as long as any engine's first one."""
+    fleet = Fleet("f0")
+    fleet.hear("f0")
+    fleet.tick()
+    sign = fleet.signs.pop("f0")
+    fleet.director.on_event(EndpointLost(EndpointId("f0")), fleet.now_s)
+    fleet.run(1.0)
+    assert fleet.director.watch is not None
+    assert not fleet.director.watch._seen, "nothing is kept of what is gone"
+    fleet.director.on_event(EndpointObserved(endpoint("f0")), fleet.now_s)
+    fleet.signs["f0"] = sign._replace(heard_s=-inf)
+    fleet.open("r0")
+    fleet.owe("f0")
+    fleet.run(4.0)
+    assert fleet.news == []
+    fleet.run(7.0)
+    assert fleet.left == [("r0", "f0")]
+
+
 def test_what_is_owed_may_shrink_during_a_silence_and_the_deadline_stays() -> None:
     """A long prompt's client leaves; the engine is still in the step that it filled."""
     fleet = Fleet("f0", profile=SLOWEST.name)

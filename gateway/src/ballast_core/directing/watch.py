@@ -115,6 +115,8 @@ class Watch:
 
     def heard(self, signs: Sequence[LifeSign], now_s: float) -> list[Effect]:
         """Judge every endpoint by its signs of life."""
+        if len(self._seen) > len(signs):
+            self._forget_the_gone()
         effects: list[Effect] = []
         work: _Work | None = None
         soonest_s = self.settings.step_floor_s / 2
@@ -150,6 +152,11 @@ class Watch:
         return effects
 
     # --- endpoints ----------------------------------------------------------------------------------------------
+
+    def _forget_the_gone(self) -> None:
+        """What comes back under an old name is another engine, which begins cold."""
+        for endpoint_id in [each for each in self._seen if self._inventory.slot_of(each) is None]:
+            del self._seen[endpoint_id]
 
     @staticmethod
     def _spoke(seen: _Seen, sign: LifeSign, now_s: float) -> None:
