@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.directing.director import Director
+from ballast_core.directing.fair_room import FairRank, FairRoom
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
@@ -40,6 +41,7 @@ from ballast_core.policies.queue.ranking import rank
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
 from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_core.state.inventory import Candidates
 from ballast_core.state.ledger import Entry, Phase
 from tests.support.core_builders import endpoint, observation, only_dispatch, request
 
@@ -253,6 +255,35 @@ def test_what_waits_is_grouped_anew_when_an_endpoint_serves_other_models() -> No
     arrive(d, "served", 0.2, model="small")
     d.on_event(ModelsObserved(EndpointId("f0"), ServedModels(frozenset({"small"}))), 0.3)
     assert dispatched(d.on_event(done("a"), 1.0)) == ["served"]
+
+
+def test_each_room_is_looked_at_a_few_times_however_many_models_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty models on as many flexible endpoints, all full: an event costs no square of them, an arrival next to
+    nothing."""
+    models = [f"m{number}" for number in range(20)]
+    d = bounded(tuple(f"f{model}" for model in models), admission=replace(SMALL, max_waiting=100))
+    for model in models:
+        d.on_event(ModelsObserved(EndpointId(f"f{model}"), ServedModels(frozenset({model}))), 0.0)
+    for model in models:
+        assert dispatched(arrive(d, f"runs-{model}", 0.0, model=model))
+        arrive(d, f"waits-{model}", 0.1, model=model)
+    looks: list[object] = []
+    first_rank, stand_ins = FairRoom.first_rank, d.placer.stand_ins
+
+    def ranked(room: FairRoom) -> FairRank | None:
+        looks.append(room)
+        return first_rank(room)
+
+    def stands_in(entry: Entry) -> Candidates | None:
+        looks.append(entry)
+        return stand_ins(entry)
+
+    monkeypatch.setattr(FairRoom, "first_rank", ranked)
+    monkeypatch.setattr(d.placer, "stand_ins", stands_in)
+    arrive(d, "one-more", 0.2, model="m0")
+    assert looks == []
+    assert dispatched(d.on_event(done("runs-m19"), 1.0)) == ["waits-m19"]
+    assert len(looks) <= 2 * len(models)
 
 
 def test_waiting_for_an_endpoint_becomes_waiting_for_a_place() -> None:

@@ -214,9 +214,12 @@ class Admitter:
             self._waking_s = None
 
     def _any_free(self) -> bool:
-        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
+        """Whether a waiting request may be dispatched now, as far as that is known without placing it. Flexible
+        endpoints serve both stages, so none stands in for another role."""
         placer = self._placer
-        return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
+        if self._capacity.any_free():
+            return True
+        return placer.may_hand_off() and any(placer.stand_ins(entry) for entry in self._queue.restricted())
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.

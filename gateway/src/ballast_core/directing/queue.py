@@ -140,13 +140,14 @@ class Queue:
                 for reach, room in self._rooms.items()
                 if reach not in stuck and (rank := room.first_rank()) is not None
             ]
-            if not ranked:
-                return
-            rank, reach = min(ranked, key=lambda each: each[0])
-            request_id = RequestId(rank[4])
-            yield self.waiting[request_id].entry
-            if request_id in self.waiting:
+            for rank, reach in sorted(ranked, key=lambda each: each[0]):
+                request_id = RequestId(rank[4])
+                yield self.waiting[request_id].entry
+                if request_id not in self.waiting:
+                    break  # turns have gone on
                 stuck.add(reach)
+            else:
+                return
 
     def has_like(self, entry: Entry) -> bool:
         """Whether another request waits that may go to the same endpoints: its turn may come first."""
