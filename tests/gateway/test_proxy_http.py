@@ -279,11 +279,13 @@ async def test_the_body_is_asked_for_behind_another_request_too(gateway: Running
 
 
 async def test_a_client_of_http_1_0_gets_no_interim_answer_and_no_chunks(gateway: RunningGateway) -> None:
-    """It would take the former for the answer. An offered upgrade does not make it one of HTTP/1.1."""
+    """It would take the former for the answer, also before its head is whole. An offered upgrade does not make it one
+    of HTTP/1.1."""
     raw = json.dumps({**COMPLETION, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.0\r\nhost: g\r\nexpect: 100-continue\r\ncontent-length: %d\r\n" % len(raw)
     for offer in (b"", b"connection: upgrade\r\nupgrade: h2c\r\n"):
-        (answer,) = await raw_exchange(gateway.port, head + offer + b"\r\n", raw, pause_s=0.2)
+        parts = (head + offer + b"accept:", b" */*\r\n\r\n", raw)
+        (answer,) = await raw_exchange(gateway.port, *parts, pause_s=0.2)
         assert answer.status == 200
         assert "transfer-encoding" not in answer.headers
         assert answer.headers["connection"] == "close"

@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         """No request waits: refuse what came instead of one, or have the client send the body that it holds back."""
         if self._reader.error is not None:
             self._refuse(self._reader.error)
-        elif self._reader.continue_wanted:
+        elif self._reader.continue_wanted and self._reader.reading is Reading.BODY:
             self._reader.continue_wanted = False
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
