@@ -55,8 +55,10 @@ def test_conditions_and_instances_are_those_of_the_last_look_and_go_with_the_ser
 
 
 def test_counters_of_a_serving_pool_go_with_it() -> None:
-    """Names that come and go leave no series behind; those of others stay."""
-    metrics = OperatorMetrics()
+    """Names that come and go leave no series behind, not even of a round of scaling that was under way; those of others
+    stay."""
+    metrics, fleet = OperatorMetrics(), Fleet()
+    steered = fleet.scaler.helm.steered()["team", "chat"]
     for name in ("chat", "code"):
         metrics.set_back("team", name, "Deployment")
         metrics.rehearsed(("team", name), "chosen", None)
@@ -73,6 +75,10 @@ def test_counters_of_a_serving_pool_go_with_it() -> None:
     assert named() == {"chat", "code"}
     metrics.said("team", "chat", None)
     metrics.said("team", "chat", None)
+    assert named() == {"code"}
+    metrics.decided(("team", "chat"), steered, None)
+    for name in ("chat", "code"):
+        metrics.decided(("team", name), None, None)
     assert named() == {"code"}
 
 

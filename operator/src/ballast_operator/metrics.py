@@ -72,14 +72,18 @@ class OperatorMetrics:
                 for labels, value in now.items():
                     shown.labels(*labels).set(value)
             if status is None:
-                for count, labels in self._counted.pop((namespace, name), ()):
-                    count.remove(*labels)
+                self._uncount((namespace, name))
 
     def _count(self, count: Counter, name: tuple[str, str], label: str) -> None:
         """One more of a ServingPool."""
         with self._lock:
             count.labels(*name, label).inc()
             self._counted.setdefault(name, set()).add((count, (*name, label)))
+
+    def _uncount(self, name: tuple[str, str]) -> None:
+        """Its counters go. Called with the lock."""
+        for count, labels in self._counted.pop(name, ()):
+            count.remove(*labels)
 
     def set_back(self, namespace: str, name: str, kind: str) -> None:
         """A foreign edit of an object of a ServingPool was set back."""
@@ -104,8 +108,11 @@ class OperatorMetrics:
             for stage, count in (("prefill", counts.prefill), ("decode", counts.decode))
         }
         with self._lock:
-            for labels in self._advised.get(name, set()) - asked.keys():
+            for labels in self._advised.pop(name, set()) - asked.keys():
                 self._asked.remove(*labels)
-            self._advised[name] = set(asked)
+            if of is not None:
+                self._advised[name] = set(asked)
+            elif name not in self._shown:
+                self._uncount(name)  # this round may have been under way when the ServingPool went
             for labels, value in asked.items():
                 self._asked.labels(*labels).set(value)
