@@ -44,6 +44,21 @@ class Wire:
     def resume_reading(self) -> None: ...
 
 
+class SlowWire(Wire):
+    """A large answer lies in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.untaken = 4_010_000
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.untaken
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
 class Face:
     """In place of the proxy face: leaves every request to the test."""
 
@@ -112,6 +127,28 @@ def test_no_byte_goes_out_without_its_head(steps: list[str]) -> None:
         assert reader.wholes <= reader.heads <= min(face.requests, reader.wholes + 1)
 
     asyncio.run(live())
+
+
+async def test_the_rest_of_a_last_answer_that_is_taken_slowly_has_time_of_its_own() -> None:
+    """The time that the rest of the buffer has begins when it lies there, not when the connection began to close."""
+    wire, face = SlowWire(), Face()
+    face.client_stall_timeout_s = 0.2
+    client = ClientConnection(cast("Any", face), asyncio.get_running_loop())
+    client.connection_made(cast("asyncio.BaseTransport", wire))
+    client.data_received(REQUEST.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    client.pause_writing()
+    client.respond(200, [], b"")
+    assert wire.closed
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        wire.untaken -= 1_000_000
+        client.sweep(asyncio.get_running_loop().time())
+    client.resume_writing()
+    client.sweep(asyncio.get_running_loop().time())
+    assert not wire.aborted
+    await asyncio.sleep(0.3)
+    client.sweep(asyncio.get_running_loop().time())
+    assert wire.aborted
 
 
 def test_the_last_part_of_a_stream_leaves_with_its_end() -> None:

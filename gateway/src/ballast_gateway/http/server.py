@@ -177,6 +177,8 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stalled_since_s = None
+        if self._transport.is_closing():
+            self._deadline_s = self._loop.time() + self._server.client_stall_timeout_s
         if self._flow is not None:
             self._flow.resume()
         if self._reader.requests:
