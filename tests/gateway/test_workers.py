@@ -32,6 +32,8 @@ from ballast_core.attainment import Threshold
 from ballast_gateway.live.page import page
 from ballast_gateway.live.rows import EVENTS, LIVE, PAGE, REQUEST, WORKERS
 from ballast_gateway.logs import LineWriter
+from ballast_gateway.who_may_ask import WhoMayAsk
+from ballast_gateway.workers import admin as worker_admin
 from ballast_gateway.workers.admin import merged
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
@@ -255,6 +257,15 @@ async def test_a_worker_that_hangs_for_long_is_killed_and_started_again(tmp_path
         await at.ready()
         assert other in at.workers()
         assert {await at.ask() for _ in range(20)} == {503}  # no engine, and all are answered
+
+
+async def test_a_worker_that_cannot_be_asked_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the supervisor has no descriptor left, say, it kills nobody for that."""
+    monkeypatch.setattr(worker_admin, "_WAIT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        asks = worker_admin.Admin(lambda: {"0": hangs.getsockname()[1], "1": free_port(), "2": None}, WhoMayAsk(None))
+        assert await asks.silent() == ["0"]
+        await asks.aclose()
 
 
 async def test_workers_place_by_the_requests_of_all(tmp_path: Path) -> None:

@@ -69,8 +69,12 @@ class Admin:
             await self._client.aclose()
 
     async def silent(self) -> list[str]:
-        """The workers that serve and say nothing, asked whether they live."""
-        return self._silent(await self._ask_all("/healthz"))
+        """The workers that serve and say nothing in time, asked whether they live. One that cannot be asked is none of
+        them: this process may have no descriptor left."""
+        import httpx
+
+        answers = await self._answers("/healthz", {}, _WAIT_S)
+        return [number for number, answer in answers.items() if isinstance(answer, httpx.TimeoutException)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -235,18 +239,25 @@ class Admin:
         """The answers of the workers that serve, by number; one that is silent or just ended has none."""
         import httpx
 
+        answers = await self._answers(path, given or {}, wait_s)
+        return {number: answer for number, answer in answers.items() if isinstance(answer, httpx.Response)}
+
+    async def _answers(
+        self, path: str, given: Mapping[bytes, bytes], wait_s: float
+    ) -> dict[str, httpx.Response | httpx.HTTPError]:
+        """Of the workers that serve, by number, or why there is none."""
+        import httpx
+
         serving = {number: port for number, port in self._workers().items() if port is not None}
         asked = [
             self._http().get(f"http://127.0.0.1:{port}{path}", headers=given, timeout=wait_s)
             for port in serving.values()
         ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found: dict[str, httpx.Response] = {}
-        for number, answer in zip(serving, answers, strict=True):
-            if isinstance(answer, httpx.Response):
-                found[number] = answer
-            elif not isinstance(answer, httpx.HTTPError):
+        found: dict[str, httpx.Response | httpx.HTTPError] = {}
+        for number, answer in zip(serving, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if not isinstance(answer, httpx.Response | httpx.HTTPError):
                 raise answer
+            found[number] = answer
         return found
 
     def _http(self) -> httpx.AsyncClient:
