@@ -224,7 +224,7 @@ async def test_an_engine_whose_agent_tells_is_scraped_rarely_until_a_scrape_fail
         scraper = quick_scraper(made, told=told)
         scraper.sync()
         try:
-            await until(lambda: sum(isinstance(event, EndpointObserved) for event in events) == 4)
+            await until(lambda: sum(isinstance(event, EndpointObserved) for event in events) >= 4)
             assert asked >= 3 * (RARELY - 1)
             engine.metrics_status = 500
             await until(lambda: events[-1] == EndpointLost(D0))
@@ -250,7 +250,7 @@ async def test_an_engine_is_scraped_again_whatever_its_page_led_to(caplog: pytes
         scraper = quick_scraper(made, on_failure=lambda member: failed.append(member.problem))
         scraper.sync()
         try:
-            await until(lambda: len(seen) == 3)
+            await until(lambda: len(seen) >= 3)
         finally:
             await scraper.close()
     assert failed == ["its page could not be taken: OverflowError('int too big to convert')"]
