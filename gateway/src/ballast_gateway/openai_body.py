@@ -44,10 +44,10 @@ _CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
 _LIMITS: Final = {
     paths.COMPLETIONS: ("max_tokens",),
     paths.CHAT: _CHAT_LIMITS,
-    f"{paths.CHAT}/batch": _CHAT_LIMITS,
+    paths.CHAT_BATCH: _CHAT_LIMITS,
     paths.RESPONSES: ("max_output_tokens",),
     paths.MESSAGES: ("max_tokens",),
-    "/cohere/v2/chat": ("max_tokens",),
+    paths.COHERE_CHAT: ("max_tokens",),
 }
 """Fields that limit the output, by route, the one that counts first: vLLM 0.32 passes over the others."""
 _NOTHING: Final = object()

@@ -13,9 +13,11 @@ from typing import Final
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+CHAT_BATCH: Final = f"{CHAT}/batch"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 """Anthropic's."""
+COHERE_CHAT: Final = "/cohere/v2/chat"
 MODELS: Final = "/v1/models"
 HEALTH: Final = "/health"
 _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
@@ -24,13 +26,13 @@ _UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations
 INFERENCE: Final = frozenset(
     {
         *(COMPLETIONS, "/v1/completions/render", "/v1/completions/derender"),
-        *(CHAT, "/v1/chat/completions/batch"),
+        *(CHAT, CHAT_BATCH),
         *("/v1/chat/completions/render", "/v1/chat/completions/derender"),
         *(RESPONSES, "/v1/responses/render"),
         *(MESSAGES, "/v1/messages/count_tokens", "/v1/messages/render"),
         *("/v1/embeddings", *_UPLOADS),
         *("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", "/generative_scoring"),
-        *("/cohere/v2/chat", "/v2/embed", "/tokenize", "/detokenize"),
+        *(COHERE_CHAT, "/v2/embed", "/tokenize", "/detokenize"),
         *(MODELS, HEALTH),
     }
 )
@@ -43,7 +45,7 @@ PASSED: Final = JSON - {COMPLETIONS, CHAT}
 """What the proxy face passes to one engine: a JSON object is posted. Stored responses are not among them, since each
 engine knows its own only.
 """
-GENERATING: Final = frozenset({RESPONSES, MESSAGES, "/cohere/v2/chat", "/v1/chat/completions/batch"})
+GENERATING: Final = frozenset({RESPONSES, MESSAGES, COHERE_CHAT, CHAT_BATCH})
 """Those of `PASSED` that generate; the others only read a prompt."""
 
 
