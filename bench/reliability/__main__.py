@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -56,18 +58,24 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 async def _run(options: argparse.Namespace) -> list[Row]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that no engine is left behind
     async with Lab(Installation(options.ballast), options) as lab:
         rows: list[Row] = await module(options.name).run(lab)
         return rows
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 1 where the experiment says that it failed."""
+    """Returns the exit status: 1 where the experiment says that it failed, 143 where it was told to end."""
     options = _options(arguments)
     if options.list:
         sys.stdout.write("".join(f"{name:16}{_first_line(name)}\n" for name in names()))
         return 0
-    rows = uvloop.run(_run(options))
+    try:
+        rows = uvloop.run(_run(options))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     sys.stdout.write(table(rows))
     if options.json:
         found = {"experiment": options.name, "seed": options.seed, "rows": [asdict(row) for row in rows]}

@@ -106,6 +106,38 @@ def test_a_tighter_bound_leaves_less_to_wait_and_an_open_door_all() -> None:
     assert lengths[0] > 1.5 * lengths[1] > 2 * lengths[2] > 0
 
 
+def standing(d: Director, begin_s: float, seconds: float) -> float:
+    """Far more than is served comes for so long, and two requests a second are served. What waits then, in seconds."""
+    for tick in range(int(seconds / 0.5)):
+        now_s = begin_s + tick * 0.5
+        arrive(d, now_s, *(ask(f"{now_s}-{number}") for number in range(10)))
+        there = next(entry.request.id for entry in d.ledger if entry.request.id not in d.queue)
+        serve(d, there, now_s + 0.4)
+    return d.expected_wait_s
+
+
+def test_a_queue_that_stands_is_cut_to_half_and_a_fresh_one_is_not() -> None:
+    """Two seconds of work even out what comes at random; where work waits all the time they make everybody late."""
+    d = overloaded()
+    assert standing(d, 0.0, 1.0) == pytest.approx(2.0, rel=0.3)
+    assert standing(d, 1.0, 9.0) == pytest.approx(1.0, rel=0.3)
+    for entry in [*d.ledger]:
+        d.on_event(ClientGone(entry.request.id), 10.0)
+    assert (len(d.queue), d.expected_wait_s) == (0, 0.0)
+    assert standing(d, 30.0, 1.0) == pytest.approx(2.0, rel=0.4)
+
+
+def test_time_without_an_endpoint_is_no_standing_queue() -> None:
+    """It was too much for nobody."""
+    d = overloaded(hold_s=60.0)
+    d.on_event(EndpointLost(endpoint("f0").id), 0.0)
+    arrive(d, 0.1, ask("held"))
+    for second in range(1, 30):
+        arrive(d, float(second), ask(f"r{second}"))
+    d.on_event(EndpointObserved(endpoint("f0"), observation()), 30.0)
+    assert d.queue.backlog.stood_s == pytest.approx(0.0, abs=0.1)
+
+
 def tight(name: str, tenant: str = "", priority: int = 0) -> Request:
     """One that the queue of `filled` is too long for."""
     return replace(ask(name, tenant, priority=priority), ttft_objective_s=1.0)

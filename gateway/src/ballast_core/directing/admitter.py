@@ -124,12 +124,12 @@ class Admitter:
         if not (self._admission.bounded and backlog.tokens):
             return Reject(request.id, reason, message, jittered_s(request.id, 0.0), cause)
         rate = backlog.rate(self._capacity.prefill_tokens_per_s())
-        room_s = min(self._admission.max_backlog_s(request.ttft_objective_s), self._admission.max_wait_s)
+        most_s = self._admission.max_backlog_s(request.ttft_objective_s, backlog.stood_s)
         after_s = self._returns.after_s(
             request.id,
             backlog.work(request),
             now_s,
-            wait_s=max(backlog.tokens / rate - room_s, 0.0),
+            wait_s=max(backlog.tokens / rate - min(most_s, self._admission.max_wait_s), 0.0),
             tokens_per_s=rate,
         )
         return Reject(request.id, reason, message, after_s, cause)
@@ -182,7 +182,8 @@ class Admitter:
         queue, backlog = self._queue, self._queue.backlog
         if not backlog.tokens or not self._placer.exist():
             return effects
-        most = self._admission.max_backlog_s(None) * backlog.rate(self._capacity.prefill_tokens_per_s())
+        most_s = self._admission.max_backlog_s(None, backlog.stood_s)
+        most = most_s * backlog.rate(self._capacity.prefill_tokens_per_s())
         while len(queue) > min(queue.tenants, _LEAST_TENANTS) and (last := queue.shed_first()) is not None:
             if backlog.tokens - backlog.held_tokens - last[1] <= most or backlog.is_held(last[0].request):
                 break

@@ -86,6 +86,8 @@ class Backlog:
         self._measured_s = 0.0
         self._now_s = -math.inf
         """Up to when time has been counted."""
+        self._since_s = -math.inf
+        """Since when work has waited without a break."""
 
     # --- work ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +107,8 @@ class Backlog:
             self.held_tokens += work
             self._held[request.id] = work
         self.passes(now_s)
+        if not self.tokens:
+            self._since_s = self._now_s
         self.tokens += work
         self._levels.setdefault(request.priority, _Level()).add(request.tenant, request.id, work)
 
@@ -155,8 +159,8 @@ class Backlog:
             self._now_s = now_s
 
     def stands(self, now_s: float) -> None:
-        """The time up to now says nothing of the rate: no endpoint was there to dispatch to."""
-        self._now_s = max(self._now_s, now_s)
+        """The time up to now says nothing of the rate, and counts as no waiting: no endpoint was there."""
+        self._now_s = self._since_s = max(self._now_s, now_s)
 
     def dispatched(self, work: int) -> None:
         """Waiting work was dispatched."""
@@ -165,6 +169,11 @@ class Backlog:
     def rate(self, promised_tokens_per_s: float) -> float:
         """Tokens per second that are dispatched while work waits; `promised_tokens_per_s` before any measurement."""
         return max((self._measured_tokens + _PRIOR_S * promised_tokens_per_s) / (self._measured_s + _PRIOR_S), 1e-3)
+
+    @property
+    def stood_s(self) -> float:
+        """How long work has waited without a break; 0 if none waits."""
+        return self._now_s - self._since_s if self.tokens else 0.0
 
     def wait_s(self, promised_tokens_per_s: float) -> float:
         """Expected seconds until all waiting work is dispatched."""

@@ -61,8 +61,11 @@ class Admission(Protocol):
         """Whether a request whose leg has failed waits for capacity, or goes to a full endpoint at once."""
         ...
 
-    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
-        """Seconds of work that may wait before a request with this objective; infinite without such a limit."""
+    def max_backlog_s(self, ttft_objective_s: float | None, stood_s: float = 0.0) -> float:
+        """Seconds of work that may wait before a request with this objective; infinite without such a limit.
+
+        `stood_s`: how long work has waited without a break.
+        """
         ...
 
     def limits(self, stage: Stage, gauges: Gauges) -> Limits:
@@ -81,7 +84,7 @@ class Open:
     max_waiting: ClassVar[int] = 0
     max_wait_s: ClassVar[float] = 0.0
 
-    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+    def max_backlog_s(self, ttft_objective_s: float | None, stood_s: float = 0.0) -> float:
         """Nothing waits."""
         return np.inf
 
@@ -122,7 +125,7 @@ class Bounded:
         if not 0 < self.max_wait_s < float("inf"):
             raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
 
-    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+    def max_backlog_s(self, ttft_objective_s: float | None, stood_s: float = 0.0) -> float:
         """No limit by time: requests are counted."""
         return np.inf
 
@@ -144,11 +147,12 @@ class ExpectedTtft:
     than max(64, running) are on their way to it or wait there. That half needs no profile.
 
     While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.2
-    max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
-    that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for the
-    prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's own
-    TTFT objective takes the place of max_ttft_s if it is shorter. A request whose leg has failed waits no second time:
-    the retry budget bounds what that adds to full endpoints.
+    max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). That
+    falls to 0.1 max_ttft_s while work waits without a break for 0.5 max_ttft_s: a queue that stands evens nothing out
+    and makes everybody wait. Beyond that the newest request of the tenant with the most waiting work is rejected. The
+    rest of max_ttft_s is for the prefill itself and for errors of the estimate; a request that has waited that long is
+    rejected, too. A request's own TTFT objective takes the place of max_ttft_s if it is shorter. A request whose leg
+    has failed waits no second time: the retry budget bounds what that adds to full endpoints.
     Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2 s: shed.
     """
 
@@ -168,10 +172,11 @@ class ExpectedTtft:
         """The bound itself: what has not started by then is late."""
         return self.max_ttft_s
 
-    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
-        """A fifth of the bound, so that a burst's backlog is gone soon after the burst."""
+    def max_backlog_s(self, ttft_objective_s: float | None, stood_s: float = 0.0) -> float:
+        """A fifth of the bound, and a tenth once work has waited for half of it: a burst's backlog is gone soon."""
         bound_s = self.max_ttft_s if ttft_objective_s is None else min(self.max_ttft_s, ttft_objective_s)
-        return _GATEWAY_SHARE * bound_s
+        standing = min(stood_s / (_STANDING_SHARE * self.max_ttft_s), 1.0)
+        return (_GATEWAY_SHARE + standing * (_GATEWAY_SHARE_STANDING - _GATEWAY_SHARE)) * bound_s
 
     def limits(self, stage: Stage, gauges: Gauges) -> Limits:
         """See the class."""
@@ -192,6 +197,8 @@ _LEAST_WAITING = 8
 _MOST_KV_RATIO = 0.95
 _ENGINE_SHARE = 0.05
 _GATEWAY_SHARE = 0.2
+_GATEWAY_SHARE_STANDING = 0.1
+_STANDING_SHARE = 0.5
 
 _ADMISSIONS: tuple[type[Admission], ...] = (Bounded, ExpectedTtft, Open)
 
