@@ -133,8 +133,7 @@ class Beliefs:
         """
         blocks = request.block_hashes
         if blocks and self.knows_prefixes and request.block_size == self.block_size:
-            believed = self.prefixes.match(blocks).take(slots)
-            believed *= request.block_size
+            believed = self.prefixes.match(blocks, self.block_size).take(slots)
             if len(blocks) * request.block_size > request.prompt_tokens:  # an estimate, in another unit
                 np.minimum(believed, request.prompt_tokens, out=believed)
         else:

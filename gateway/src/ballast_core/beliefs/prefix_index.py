@@ -85,17 +85,18 @@ class PrefixIndex:
         if excess > 0:
             self._drop(cache, list(islice(blocks, excess)))
 
-    def match(self, hashes: Sequence[int]) -> IntArray:
+    def match(self, hashes: Sequence[int], block_tokens: int = 1) -> IntArray:
         """How many leading blocks each endpoint holds: one entry per slot, 0 where there is no endpoint. Read only.
 
-        Asked again for the same tuple, for another stage of a request, it has the answer at hand.
+        `block_tokens`: of how many tokens a block is, for an answer in tokens; the same at each call. Asked again for
+        the same tuple, for another stage of a request, it has the answer at hand.
         """
         if self._answer is None or hashes is not self._asked or not isinstance(hashes, tuple):
-            self._asked, self._answer = hashes, self._match(hashes)
-            self._answer.flags.writeable = False
+            self._asked, self._answer = hashes, self._match(hashes, block_tokens)
+            self._answer.setflags(write=False)
         return self._answer
 
-    def _match(self, hashes: Sequence[int]) -> IntArray:
+    def _match(self, hashes: Sequence[int], block_tokens: int) -> IntArray:
         matched: IntArray = np.zeros(self._slots, np.int64)
         holders = self._holders
         alive = holders.get(hashes[0], 0) if hashes else 0
@@ -103,12 +104,12 @@ class PrefixIndex:
         for depth, block in enumerate(hashes):
             still = alive & holders.get(block, 0)
             if still != alive:
-                set_bits(matched, alive ^ still, depth)
+                set_bits(matched, alive ^ still, depth * block_tokens)
                 alive = still
                 if not alive:
                     return matched
         if alive:
-            set_bits(matched, alive, depth + 1)
+            set_bits(matched, alive, (depth + 1) * block_tokens)
         return matched
 
     def _drop(self, cache: _Cache, hashes: Iterable[int]) -> None:

@@ -83,8 +83,9 @@ class Placer:
         expected_s = placed.view.prefill_s
         best = int(expected_s.argmin())
         if best == placed.position:
-            before, after = expected_s[:best], expected_s[best + 1 :]
-            return float(min(part.min() for part in (before, after) if len(part)))
+            rising_s = expected_s.copy()
+            rising_s.partition(1)
+            return float(rising_s[1])
         return float(expected_s[best])
 
     def foresee(self, stage: Stage, request: Request, slot: int, now_s: float) -> tuple[int, float]:
