@@ -18,6 +18,7 @@ def test_every_case_is_a_question_with_traffic(case: Case) -> None:
     assert len(question.source.load(0, question.rate_scale).requests) == case.limit
 
 
+@pytest.mark.rotating(3)
 def test_an_answer_is_printed_with_what_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
     """Traffic too short for a stretch has the same answer both ways."""
     assert ask(Case("chat", "a100=2,h20=1", limit=20), 1, both=True)

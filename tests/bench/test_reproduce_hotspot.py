@@ -2,12 +2,14 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.reproduce.lmetric.runs import HotDocuments, HotPrefix
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(5, 60))
 def test_every_document_is_asked_about_once_before_its_period(seed: int, rate_rps: float) -> None:

@@ -141,7 +141,7 @@ def test_another_argument_is_another_run_and_other_code_is_not_trusted(tmp_path:
     assert store.get(job.description, job.task.code) is None
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 def test_a_worker_that_dies_and_a_task_that_fails_stop_nothing_else(tmp_path: Path) -> None:
     runs = (
         Run("few", Called(number, {"times": 1.0})),

@@ -26,6 +26,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.filterwarnings("ignore")  # the theme's libraries
 def test_a_page_is_found_by_its_words_and_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
     """Our settings on two pages: building all of them is `make docs`'s work."""

@@ -62,6 +62,7 @@ def known(gateway: RunningGateway, name: str, role: Role) -> None:
     app.fleet.scraped(app.fleet.members[endpoint.id], Observation(app.driver.now_s(), 3, 1, 0.42))
 
 
+@pytest.mark.rotating(4)
 async def test_the_page_shows_the_fleet_and_explains_a_request_whatever_its_names_hold(tmp_path: Path) -> None:
     """It asks for the token and keeps it, names are text, a move is drawn, and a key opens why a request is there.
 
@@ -119,6 +120,7 @@ async def test_the_page_shows_the_fleet_and_explains_a_request_whatever_its_name
         await fits_a_phone_and_comes_back(open_page, gateway)
 
 
+@pytest.mark.rotating(3)
 async def test_the_page_of_one_gateway_shows_what_another_has_done(tmp_path: Path) -> None:
     """A request that the other one dispatched, its reasons, its end; and alone what this one has done itself."""
     async with (
@@ -187,6 +189,7 @@ class Pipe:
             writer.close()
 
 
+@pytest.mark.rotating(4)
 async def test_a_connection_whose_other_end_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     """A node that dies, a port-forward that stalls: nothing comes, and no end either. The page asks again."""
     async with running_gateway(tmp_path, {}, scrape={"intervalS": 60}) as gateway, browsing() as open_page:

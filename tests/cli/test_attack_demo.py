@@ -100,7 +100,7 @@ async def served_port(temp: Path) -> int:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_every_process_and_removes_every_file(tmp_path: Path, number: signal.Signals) -> None:
     """A closed terminal or `timeout` must not leave six engines behind."""

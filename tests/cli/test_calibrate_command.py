@@ -20,6 +20,7 @@ def calibrate(*arguments: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.rotating(3)
 def test_the_figures_are_one_object_and_the_same_for_a_seed() -> None:
     figures = calibrate(*SMALL, *FLEET)
     assert (figures["workload"], figures["requests"], figures["seed"]) == ("zeta", 400, 0)

@@ -51,6 +51,7 @@ def timing(rows: list[dict[str, Any]]) -> list[Any]:
     return [[row[name] for name in ("ttft_s", "tpot_s", "e2e_s", "preemptions")] for row in rows]
 
 
+@pytest.mark.rotating(3)
 def test_an_engine_that_was_measured_is_simulated_like_the_one_behind_the_log(tmp_path: Path) -> None:
     """Step log of our engine, fit, simulation in two processes: every time within 2 % of the true profile's."""
     log, fitted = tmp_path / "steps.jsonl", tmp_path / "fitted.yaml"
@@ -68,6 +69,7 @@ def test_an_engine_that_was_measured_is_simulated_like_the_one_behind_the_log(tm
             assert ours["tpot_s"][figure] == pytest.approx(true["tpot_s"][figure], rel=0.02)
 
 
+@pytest.mark.rotating(3)
 def test_profiles_come_from_several_documents_and_files(write: Write) -> None:
     """Numbers decide, not names: a copy of a shipped profile gives its figures, in worker processes as here."""
     both, slow = write(OURS, H20_QWEN3_32B), write(SLOW, name="slow.json")

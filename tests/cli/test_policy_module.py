@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 RUN = ["simulate", "--workload", "chat", "--limit", "40", "--endpoints", "1P@a100,1P2D@h20"]
 
 
+@pytest.mark.rotating(3)
 def test_the_example_runs_beside_the_shipped_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     own = ["--policy-module", "least_kv_share:LeastKvShare"]

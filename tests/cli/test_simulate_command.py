@@ -392,7 +392,7 @@ def wait_until_at_work(process: subprocess.Popen[str], jobs: int) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.timeout(300)  # it waits for processor time, which a busy machine gives late
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc to see that the processes are at work")
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -109,6 +109,7 @@ async def relay(port: int, change: Change) -> AsyncIterator[int]:
         await server.wait_closed()
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
 async def test_wrong_frames_fail_exactly_their_case(change: Change) -> None:
     """All else that the picker says is right."""

@@ -238,6 +238,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.rotating(3)
 @given(OPERATIONS)
 @settings(max_examples=300, deadline=None)
 def test_the_index_is_the_engines_truth_after_any_sequence(

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -93,6 +94,7 @@ def play(feed: Callable[[Event, float], object], in_flight: Callable[[Request], 
             feed(event, now_s)
 
 
+@pytest.mark.rotating(4)
 @given(settings, st.sampled_from(FLEETS), scripts, st.booleans())
 def test_any_events_at_any_time(
     given_settings: DirectorSettings, ready: tuple[str, ...], script: list[Step], lose_first: bool
@@ -304,12 +306,13 @@ def more(life: Life, count: int) -> int:
     return life.tokens
 
 
-TestWellBehaved = WellBehaved.TestCase
+TestWellBehaved = pytest.mark.rotating(3)(WellBehaved.TestCase)
 
 
 open_settings = settings.filter(lambda each: each.admission is None or not each.admission.bounded)
 
 
+@pytest.mark.rotating(4)
 @given(open_settings, st.sampled_from(FLEETS), scripts)
 def test_a_batch_equals_its_single_events(
     given_settings: DirectorSettings, ready: tuple[str, ...], script: list[Step]

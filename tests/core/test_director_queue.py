@@ -473,6 +473,7 @@ class Watcher:
         return rank(self.d.queue.order, asked.id, work, self.d.queue.service)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("order", sorted(QUEUE_ORDERS))
 @settings(max_examples=60, deadline=None)
 @given(crowd=_crowd, steps=_steps, binding=st.sampled_from(Binding))

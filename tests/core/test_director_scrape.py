@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def started() -> Director:
     return made
 
 
+@pytest.mark.rotating(3)
 @settings(deadline=None)
 @given(rounds=st.lists(st.tuples(changes, answers), max_size=4))
 def test_a_scrape_is_as_good_as_its_events(rounds: list[tuple[list[tuple[type, str]], dict[str, Observation]]]) -> None:

@@ -323,6 +323,7 @@ def test_what_a_request_without_a_plan_has_to_do() -> None:
     assert parts(3.4) == [[], []]
 
 
+@pytest.mark.rotating(3)
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 800), st.integers(0, 4)), min_size=1, max_size=12),

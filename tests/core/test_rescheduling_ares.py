@@ -92,6 +92,7 @@ def plain_gain(policy: Ares, fleet: Decodes, r: int, target: int) -> float:
     return before - plain_objective(policy, fleet, where)
 
 
+@pytest.mark.rotating(3)
 @settings(deadline=None, max_examples=200)
 @given(policy=policies, fleet=fleets())
 def test_the_move_is_the_best_of_all(policy: Ares, fleet: Decodes) -> None:

@@ -669,6 +669,7 @@ async def test_other_offers_of_upgrades_are_ignored(tmp_path: Path) -> None:
         assert not at.agent.face.passing
 
 
+@pytest.mark.rotating(3)
 async def test_bytes_flow_only_as_fast_as_they_are_taken(tmp_path: Path) -> None:
     """Both ways: a slow client stops the engine, a slow engine stops the client. The agent holds little of either."""
     piece = b"x" * 65_536

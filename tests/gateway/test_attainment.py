@@ -83,6 +83,7 @@ async def ask(gateway: RunningGateway, prompt: str, tier: str = "gold", model: s
     return time.monotonic() - began_s
 
 
+@pytest.mark.rotating(3)
 async def test_each_way_to_end_counts_as_it_must(tmp_path: Path) -> None:
     """Prompt and late ones as their clients timed them; failed ones missed; refused and abandoned ones not at all."""
     async with (
@@ -153,6 +154,7 @@ async def test_a_class_gives_its_requests_a_priority_and_a_ttft_to_be_admitted_b
     assert found == (expected if trusted else {"a": (-5, TTFT_S), "b": (-5, TTFT_S), "c": (0, None)})
 
 
+@pytest.mark.rotating(3)
 async def test_objectives_reach_a_running_gateway(tmp_path: Path) -> None:
     """A changed target keeps the counts; changed thresholds begin anew; requests that come are held to the new ones."""
     async with (
@@ -173,6 +175,7 @@ async def test_objectives_reach_a_running_gateway(tmp_path: Path) -> None:
         assert counted(await report_of(gateway), "all") == Counts(0, 1)
 
 
+@pytest.mark.rotating(3)
 async def test_what_is_shed_has_missed(tmp_path: Path) -> None:
     """With one place and no queue, all but the first are answered 429, and count."""
     async with (
@@ -188,6 +191,7 @@ async def test_what_is_shed_has_missed(tmp_path: Path) -> None:
         assert counted(await report_of(gateway), "gold") == Counts(0, 5, 0)
 
 
+@pytest.mark.rotating(3)
 async def test_a_whole_answer_is_timed_inside(tmp_path: Path) -> None:
     """The client sees nothing before the end; the first token within it is what counts."""
 
@@ -209,6 +213,7 @@ async def test_a_whole_answer_is_timed_inside(tmp_path: Path) -> None:
         assert (counted(report, "all"), counted(report, "never")) == (Counts(1, 0, 0), Counts())
 
 
+@pytest.mark.rotating(3)
 async def test_two_gateways_sum_up_and_a_restart_loses_windows_alone(tmp_path: Path) -> None:
     """Each request is in one gateway's counts; a gateway that starts anew begins at zero, and says since when."""
     (tmp_path / "a").mkdir()

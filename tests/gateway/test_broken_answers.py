@@ -219,6 +219,7 @@ async def test_what_an_engine_writes_stands_in_no_log(tmp_path: Path) -> None:
 HELD = {"model": "tiny", "prompt": "hello", "max_tokens": 3, "stream": True}
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     "asks", [HELD, TIED | {"stream": True}, HELD | {"stream": False}], ids=["held", "tied", "whole"]
 )

@@ -283,6 +283,7 @@ async def test_a_cut_prompt_is_answered_as_by_one_engine(pair: Pair, name: str, 
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
 
 
+@pytest.mark.rotating(3)
 async def test_many_at_once_in_both_directions(pair: Pair) -> None:
     """Each engine takes first parts of some and the rest of others."""
     gateway = await pair.start()
@@ -303,6 +304,7 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
     assert through == alone
 
 
+@pytest.mark.rotating(3)
 async def test_libra_cuts_prompts_by_itself(pair: Pair) -> None:
     """The shipped policy; only equal completion times count as balanced."""
     even = {"partition": {"type": "libra", "parameters": {"cuts": "prompt", "epsS": 0, "ttftSloS": 0}}}
@@ -365,6 +367,7 @@ async def test_an_engine_that_reads_no_parts_is_left_when_its_time_is_over(
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", ["ids", "text", "a chat"])
 async def test_a_stream_whose_second_engine_dies_goes_on_without_the_handle(pair: Pair, name: str) -> None:
     """As any other stream: by its tokens, on the engine that is left, which pulls nothing."""
@@ -384,6 +387,7 @@ async def test_a_stream_whose_second_engine_dies_goes_on_without_the_handle(pair
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
 
 
+@pytest.mark.rotating(3)
 async def test_what_was_cut_may_move_later(pair: Pair) -> None:
     """A partition and a rescheduling in one policy: cut first, then to and fro, byte for byte."""
     gateway = await pair.start(policy={**CUTTING, "rescheduling": {"type": "ares"}}, slower=3)

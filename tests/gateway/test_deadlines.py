@@ -112,6 +112,7 @@ async def test_a_body_that_waits_to_be_read_has_its_deadline_too(tmp_path: Path)
         assert len(flexible.asked) == 1
 
 
+@pytest.mark.rotating(3)
 async def test_what_a_body_has_waited_is_taken_off(tmp_path: Path) -> None:
     """The deadline counts from the request's arrival, not from its dispatch."""
     large = STREAM | {"prompt": "a" * (2 * INLINE_BYTES)}

@@ -108,6 +108,7 @@ def shutdown_error(answer: Answer) -> None:
     assert "retry" in answer.json()["error"]["message"]
 
 
+@pytest.mark.rotating(3)
 async def test_streams_run_to_their_end_and_new_requests_are_refused(tmp_path: Path) -> None:
     """/readyz says 503 at once. A new request gets 503 and Retry-After, however long the drain lasts."""
     async with (
@@ -133,6 +134,7 @@ async def test_streams_run_to_their_end_and_new_requests_are_refused(tmp_path: P
         ]
 
 
+@pytest.mark.rotating(4)
 async def test_connections_without_requests_close_at_once_and_others_after_their_answer(tmp_path: Path) -> None:
     """A kept one that lies idle, and one that sends a request in the grace period: that is served."""
     models = b"GET /v1/models HTTP/1.1\r\nhost: g\r\n\r\n"
@@ -158,6 +160,7 @@ async def test_connections_without_requests_close_at_once_and_others_after_their
         assert (await running.ended())[0] == 0
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("second", [False, True], ids=["at the time limit", "at a second signal"])
 async def test_what_still_runs_is_told_why_it_ends(tmp_path: Path, *, second: bool) -> None:
     """Streams by an error event between two events, whole answers and prefills by a 503; all of it booked so."""
@@ -188,6 +191,7 @@ async def test_what_still_runs_is_told_why_it_ends(tmp_path: Path, *, second: bo
         assert all(entry["output_tokens"] > 0 for entry in log if entry["outcome"] == "failed")
 
 
+@pytest.mark.rotating(3)
 async def test_a_request_that_has_half_come_is_told_and_keeps_nobody_else_from_it(tmp_path: Path) -> None:
     """Whichever of the connections is looked at first."""
     async with (

@@ -55,7 +55,7 @@ async def started(gateway: RunningGateway, count: int) -> None:
     await until(lambda: sum(e.generated_tokens > 0 and e.decode_slot == slot for e in ledger) == count)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("path", PATHS)
 async def test_what_can_move_leaves_and_what_cannot_finishes_in_place(line: Line, path: str) -> None:
     """No byte of any answer differs from an undisturbed one; metrics and the load report say what became of them."""

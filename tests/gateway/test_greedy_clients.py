@@ -84,6 +84,7 @@ async def test_a_body_of_text_has_a_smaller_limit_than_one_with_an_image(tmp_pat
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("limits", "setting"),
     [
@@ -111,6 +112,7 @@ async def test_a_body_that_trickles_ends_however_regularly_a_byte_comes(
         await until(lambda: held(gateway) == 0)
 
 
+@pytest.mark.rotating(3)
 async def test_a_slow_but_steady_body_is_served(tmp_path: Path) -> None:
     async with limited(tmp_path, requestTimeoutS=1.0, minBodyBytesPerS=200) as gateway:
         body = json.dumps({**BODY, "prompt": "a" * 4_000}).encode()

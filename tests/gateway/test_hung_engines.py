@@ -109,7 +109,7 @@ async def test_streams_of_a_hung_decode_engine_go_on_elsewhere_and_its_late_byte
     assert len(fleet.gateway.gateway.driver.director.ledger) == 0
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("how", ["stop", "freeze"])
 async def test_prefills_of_a_hung_engine_are_sent_elsewhere(tmp_path: Path, how: str) -> None:
     """The other one's; one of two hangs."""
@@ -211,7 +211,7 @@ async def test_preemptions_in_a_small_kv_cache_are_no_hang(tmp_path: Path) -> No
             assert all("rescues" not in entry and "retries" not in entry for entry in gateway.requests())
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("profile", ["h20-qwen3-32b", ""], ids=["profile known", "profile unknown"])
 async def test_a_chunk_of_five_seconds_on_the_slowest_engine_is_no_hang(tmp_path: Path, profile: str) -> None:
     """A prompt of a whole token budget is computed beside streams: they get nothing for that one step."""

@@ -88,6 +88,7 @@ def decided_by(gateway: RunningGateway) -> list[str]:
     return [trace["policy"] for each in found for trace in each.get("placements", ()) if trace["stage"] == "decode"]
 
 
+@pytest.mark.rotating(4)
 async def test_a_policy_is_swapped_under_load(tmp_path: Path) -> None:
     """Streams that began before go on to their ends, nothing is refused, and the new policy decides what comes."""
     async with followed(Line(tmp_path), tmp_path, policy=ROUND_ROBIN) as (running_, mounted):
@@ -146,6 +147,7 @@ async def test_a_text_that_is_refused_leaves_the_settings_in_force(tmp_path: Pat
         assert said["settings"]["policy"]["decode"]["type"] == "least-requests"
 
 
+@pytest.mark.rotating(3)
 async def test_a_fault_in_taking_settings_brings_those_before_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +185,7 @@ async def test_what_needs_a_restart_waits_and_the_rest_is_taken(tmp_path: Path) 
         assert gateway.driver.director.settings.max_retries == 5
 
 
+@pytest.mark.rotating(3)
 async def test_names_limits_and_trust_are_those_of_the_new_text(tmp_path: Path) -> None:
     async with followed(Line(tmp_path), tmp_path) as (running_, mounted), httpx.AsyncClient() as client:
         renamed = {"servedNames": ["tiny", "renamed"]}
@@ -215,7 +218,7 @@ def _decodes(said: dict[str, Any]) -> str | None:
     return said["settings"]["policy"]["decode"]["type"] if said else None
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 async def test_every_worker_takes_a_change_and_so_does_one_that_is_started_again(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(scripted_engine(decode_script))
@@ -248,7 +251,7 @@ async def test_every_worker_takes_a_change_and_so_does_one_that_is_started_again
         assert await at.ask() == 200
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 async def test_a_worker_that_is_started_again_says_what_waits_and_what_is_refused(tmp_path: Path) -> None:
     """As those do that heard of it."""
     async with running(tmp_path, {}, policy=ROUND_ROBIN) as at, httpx.AsyncClient() as client:
@@ -279,6 +282,7 @@ async def test_a_worker_that_is_started_again_says_what_waits_and_what_is_refuse
             await all_say((["limits.drainGraceS"], True))
 
 
+@pytest.mark.rotating(3)
 async def test_each_gateway_of_one_process_follows_its_own_file(tmp_path: Path) -> None:
     """`ballast gateway --config a --config b`: a change of one is none of the other's."""
     (tmp_path / "endpoints.yaml").write_text(endpoints_text({}))

@@ -141,7 +141,7 @@ async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("path", PATHS)
 async def test_under_load_every_stream_is_whole_however_often_it_moves(line: Line, path: str) -> None:
     """Twenty streams at once over three decode engines that take their time."""
@@ -161,7 +161,7 @@ async def test_under_load_every_stream_is_whole_however_often_it_moves(line: Lin
     assert gateway.gateway.driver.director.ledger.decoding_tokens.sum() == 0
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shuffle_s", [None, 0.05], ids=["still", "moving"])
 async def test_a_decode_engine_that_dies_takes_no_stream_with_it(
@@ -312,7 +312,7 @@ async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Lin
     assert (entry["outcome"], entry["decode"]) == ("completed", home)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("silence", ["hang", "head", "half"])
 async def test_a_target_that_falls_silent_after_the_cut_does_not_keep_the_client(

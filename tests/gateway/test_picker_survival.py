@@ -107,7 +107,7 @@ async def test_one_of_two_pickers_is_lost_and_nobody_notices(number: signal.Sign
         assert [answer.status_code for answer in answers] == [200] * NEW
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_without_a_picker_streams_go_on_and_new_requests_are_told(number: signal.Signals, tmp_path: Path) -> None:
     """503 with OpenAI's error, within seconds also where the picker only hangs."""

@@ -276,6 +276,7 @@ async def test_nothing_is_written_where_nobody_listens() -> None:
         assert it.feed._folding is None
 
 
+@pytest.mark.rotating(3)
 async def test_a_stalled_reader_of_a_million_events_is_cut_off_within_its_bound() -> None:
     """Memory for one that does not read is bounded, and the others hear every line."""
     async with served() as it:

@@ -162,6 +162,7 @@ def test_nesting_that_only_just_parses_is_named_too() -> None:
     assert block_hashes(document, "m") == []
 
 
+@pytest.mark.rotating(3)
 @given(st.dictionaries(st.sampled_from(["prompt", "messages", "input", "tools", "system", "cache_salt"]), JSON))
 @settings(deadline=None)
 def test_no_document_breaks_the_reading(document: dict[str, Any]) -> None:

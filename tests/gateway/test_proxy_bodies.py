@@ -216,6 +216,7 @@ FIELDS = st.sampled_from(
 )
 
 
+@pytest.mark.rotating(3)
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=6), st.booleans())
 def test_any_json_object_is_either_refused_or_carried_over_faithfully(body: dict[str, Any], chat: bool) -> None:
     """Never another exception; what is accepted differs from what was sent only by the control fields."""

@@ -145,6 +145,7 @@ async def test_a_mistake_that_only_the_engine_sees_is_told_in_its_words(line: tu
     assert (entry["outcome"], entry["reason"]) == ("invalid", "upstream-400")
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("policy", ["lmetric", "least-uncached-tokens"])
 async def test_turns_of_a_conversation_are_prefilled_where_their_history_is(tmp_path: Path, policy: str) -> None:
     """Eight conversations begin at once and spread; two more turns of each, one by one, stay where the first one was.

@@ -205,6 +205,7 @@ async def test_head_has_no_body(gateway: RunningGateway) -> None:
     assert int(answer.headers["content-length"]) > 0
 
 
+@pytest.mark.rotating(4)
 async def test_answers_that_a_client_does_not_read_do_not_pile_up(gateway: RunningGateway) -> None:
     """Nor are its further requests read, until it reads again: then all are answered."""
     count = 40_000  # some fifteen megabytes of answers
@@ -223,6 +224,7 @@ async def test_answers_that_a_client_does_not_read_do_not_pile_up(gateway: Runni
     writer.close()
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_client_that_takes_a_large_answer_slowly_has_all_of_it(reads: bool, tmp_path: Path) -> None:
     """However long that is: only one that takes nothing for `clientStallTimeoutS` is cut."""
@@ -362,6 +364,7 @@ async def test_a_target_in_absolute_form_is_understood(gateway: RunningGateway) 
     assert answers == [200, 200]
 
 
+@pytest.mark.rotating(3)
 async def test_a_half_sent_request_times_out(tmp_path: Path, engine: ScriptedEngine) -> None:
     """A slow head gets 408; an idle connection is just closed."""
     limits = {"requestTimeoutS": 0.3, "keepAliveTimeoutS": 0.3}

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
+import pytest
 
 from ballast_gateway.app import Gateway
 from ballast_gateway.podapi import messages
@@ -33,6 +34,7 @@ async def proxy(folder: Path) -> AsyncIterator[tuple[Gateway, Fleet]]:
             await fleet.close()
 
 
+@pytest.mark.rotating(4)
 async def test_a_stream_is_told_of_and_moved_by_order(tmp_path: Path) -> None:
     """It has the tokens of an unmoved one; the state has its place and how much is expected of it."""
     async with proxy(tmp_path) as (gateway, engines), listening(gateway.ports["pod_api"]) as (snapshot, lines):

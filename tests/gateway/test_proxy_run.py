@@ -422,6 +422,7 @@ class World:
 SIZES = [1, 40, 150, 400]
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=True), st.booleans(), st.booleans(), st.booleans())
 def test_whatever_happens_the_client_gets_one_answer(chance: Random, rescue: bool, whole: bool, garbage: bool) -> None:

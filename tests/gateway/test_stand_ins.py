@@ -83,6 +83,7 @@ async def test_a_request_whose_only_prefill_failed_goes_on_at_a_decode(tmp_path:
             assert await fallbacks(gateway, "prefill") == 1
 
 
+@pytest.mark.rotating(3)
 async def test_no_request_is_lost_while_every_prefill_comes_and_goes(tmp_path: Path) -> None:
     """Two prefills that refuse connections every other moment, and one decode."""
     flap = {"fault": "flap", "down_s": 0.3, "up_s": 0.3, "cut": True}

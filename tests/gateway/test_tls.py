@@ -287,6 +287,7 @@ async def metrics(gateway: RunningGateway) -> str:
         return (await client.get(f"{gateway.admin_url}/metrics")).text
 
 
+@pytest.mark.rotating(3)
 async def test_the_proxy_face_serves_https_through_rotations_under_load(tmp_path: Path) -> None:
     """Each request over a new connection that verifies, and others over kept ones: none is lost, whole or streamed."""
     secret = MountedSecret(tmp_path / "secret")

@@ -209,6 +209,7 @@ async def test_a_body_that_is_refused_has_a_span_and_is_no_error_of_ours(tmp_pat
     assert SECRET.encode() not in b"".join(receiver.raw)
 
 
+@pytest.mark.rotating(3)
 async def test_a_move_is_a_span_with_its_warm_up_and_two_decode_legs(tmp_path: Path, receiver: Receiver) -> None:
     async with MovingLine(tmp_path) as line:
         gateway = await line.start(slower=4, tracing={"endpoint": receiver.url})
@@ -228,6 +229,7 @@ async def test_a_move_is_a_span_with_its_warm_up_and_two_decode_legs(tmp_path: P
         assert before.end_ns <= after.start_ns
 
 
+@pytest.mark.rotating(3)
 async def test_a_stream_that_is_rescued_says_how_long_that_took(tmp_path: Path, receiver: Receiver) -> None:
     async with MovingLine(tmp_path) as line:
         gateway = await line.start(slower=8, shuffle_s=None, tracing={"endpoint": receiver.url})
@@ -275,6 +277,7 @@ async def test_behind_envoy_picker_and_agent_are_one_trace(tmp_path: Path, recei
     assert outer.attributes["gen_ai.usage.output_tokens"] == inner.attributes["gen_ai.usage.output_tokens"] == 12
 
 
+@pytest.mark.rotating(3)
 async def test_a_receiver_that_hangs_costs_no_request_anything(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "token")
 
 
+@pytest.mark.rotating(3)
 async def test_a_simulation_of_the_recording_hits_the_caches_as_the_engines_did(tmp_path: Path, token: str) -> None:
     """By URL, with the token of the admin API. Nothing here depends on how fast this machine is."""
     profile = SHIPPED_PROFILES[PROFILE]

@@ -89,6 +89,7 @@ async def test_pods_without_an_agent_are_served_as_before_and_counted_by_all(tmp
         await until(lambda: not any(booked(one) for one in gateways))
 
 
+@pytest.mark.rotating(3)
 async def test_an_agent_that_never_confirms_is_no_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time the request is one that scrapes end; the others are told so."""
     monkeypatch.setattr(planned, "CONFIRM_S", 0.05)
@@ -296,6 +297,7 @@ async def test_no_client_has_a_gateway_refused_by_the_others(tmp_path: Path) -> 
         assert view_of(second).report()["sources"][0]["connected"]
 
 
+@pytest.mark.rotating(3)
 async def test_a_gateway_that_starts_beside_thousands_of_long_prompts_knows_them_all(tmp_path: Path) -> None:
     """Their snapshot is longer than a line may be: it comes in parts, while requests come and go."""
     async with view_fleet(tmp_path) as fleet:
@@ -417,6 +419,7 @@ async def test_streams_that_break_count_against_their_engine_where_they_were_dis
             assert one.driver.director.health.report(EndpointId("d0")).state == "ejected"
 
 
+@pytest.mark.rotating(4)
 async def test_a_client_may_name_its_request_as_the_fleet_names_another_one(tmp_path: Path) -> None:
     """It gets a name of its own, and is served."""
     async with view_fleet(tmp_path) as fleet:

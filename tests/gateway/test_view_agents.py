@@ -114,7 +114,7 @@ async def test_without_an_agent_nothing_is_guessed(tmp_path: Path) -> None:
             await fleet.close()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path: Path) -> None:
     """By the request's own id at its agent; the bytes are those of an unmoved stream, and all ledgers follow."""
     async with Fleet(tmp_path) as engines:
@@ -145,7 +145,7 @@ async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path
             await fleet.close()
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 async def test_a_draining_pod_is_emptied_by_the_leaders_orders_to_its_agent(tmp_path: Path) -> None:
     """Without a rescheduling policy: the stream that another picker dispatched goes on elsewhere, token by token."""
     async with Fleet(tmp_path) as engines:

@@ -102,7 +102,7 @@ async def test_cached_tokens_are_named_as_an_engine_names_them(tmp_path: Path) -
     assert answer["usage"]["completion_tokens_details"] is None
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("rescue", [True, False], ids=["rescued", "moves alone"])
 async def test_an_engine_that_dies_takes_no_whole_answer_with_it(line: Line, path: str, rescue: bool) -> None:

@@ -263,6 +263,7 @@ def test_a_worse_canary_is_paused_and_gives_its_pods_back() -> None:
     assert world.progressing() == (status, reason, message)
 
 
+@pytest.mark.rotating(3)
 def test_the_ways_out_of_a_pause() -> None:
     """The old spec: complete at once, and nothing is left. Without a canary: the rollout goes on. Another engine: a
     canary of its own."""

@@ -195,6 +195,7 @@ MISBEHAVE: list[tuple[str, Reply, str]] = [
 ]
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(("reply", "said"), [case[1:] for case in MISBEHAVE], ids=[case[0] for case in MISBEHAVE])
 async def test_a_gateway_that_misbehaves_is_left_out_and_named(reply: Reply, said: str) -> None:
     """Within its time, and with the reason."""

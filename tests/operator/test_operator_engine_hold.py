@@ -163,12 +163,12 @@ def test_a_process_that_does_not_handle_sigterm_yet_is_given_the_time(monkeypatc
     assert engine_hold.listens(process.pid), "one that has gone is not waited for"
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 def test_it_runs_where_only_a_python_is(pod: Pod, tmp_path: Path) -> None:
     """As its container's hook has it: isolated, from a file."""
     file = tmp_path / "hold.py"
     file.write_text(hold_program())
     command = ["python3", "-I", "-S", str(file), "--host", "127.0.0.1", "--port", str(pod.port)]
-    options = ["--gateways", f"localhost:{pod.port}", "--most", "20"]
+    options = ["--gateways", f"localhost:{pod.port}", "--most", "8"]
     said = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=30)
     assert said.stdout.strip() == EMPTY

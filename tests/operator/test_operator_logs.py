@@ -16,6 +16,7 @@ logging.getLogger("ballast_operator.reconcile").info("applied a Deployment")
 """
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(("level", "questions"), [("info", 0), ("debug", 1)])
 def test_questions_to_gateways_fill_no_log(level: str, questions: int) -> None:
     """They come every 15 s to each gateway, and name what names are hidden by; what is done is said."""

@@ -91,6 +91,7 @@ def test_a_change_waits_for_its_rehearsal_and_is_stored_with_what_each_candidate
     assert line.endswith(f"{tried[0]['attainment']:.1%} of {tried[0]['requests']} met in rehearsal")
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("lines", "budget", "why", "outcome"),
     [

@@ -137,6 +137,7 @@ def test_a_clock_that_is_set_changes_no_window(set_by_s: float) -> None:
     assert fleet.counts() == {"prefill": 1, "decode": 1}
 
 
+@pytest.mark.rotating(3)
 def test_pods_that_are_emptied_while_the_clock_is_put_back_go_all_the_same() -> None:
     """The time of their mark lies in the future then, and they are marked anew."""
     fleet = busy()
@@ -381,6 +382,7 @@ def test_a_budget_that_is_cut_is_kept_at_the_next_round() -> None:
     assert next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["status"] == "False"
 
 
+@pytest.mark.rotating(4)
 @settings(max_examples=12, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 1.0, 5.0, 20.0, 60.0, 200.0, None]), min_size=3, max_size=12),
@@ -420,6 +422,7 @@ edits = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.rotating(4)
 @settings(max_examples=15, deadline=None)
 @given(st.lists(edits, min_size=1, max_size=5))
 def test_any_edits_and_deaths_between_writes_end_in_what_the_last_spec_asks_for(steps: list[dict[str, Any]]) -> None:

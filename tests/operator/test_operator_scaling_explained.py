@@ -51,6 +51,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.rotating(3)
 def test_a_servingpools_decisions_are_printed_with_what_came_of_them(kubeconfig: Path) -> None:
     said = asked(kubeconfig, "chat")
     assert said.returncode == 0, said.stderr

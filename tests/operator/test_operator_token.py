@@ -98,6 +98,7 @@ def text_of(manifest: Manifest) -> str:
     return base64.b64decode(manifest["data"]["token"]).decode()
 
 
+@pytest.mark.rotating(3)
 @given(st.lists(st.text("abcdefgh0123456789-_", min_size=16, max_size=80), min_size=1), st.sampled_from(" \n\t"))
 def test_a_usable_secret_is_kept_as_it_is(tokens: list[str], between: str) -> None:
     """Invariant 1, whoever has written it."""

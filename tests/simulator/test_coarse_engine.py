@@ -40,7 +40,7 @@ def test_coarse_equals_stepping_to_the_last_bit(plans: list[Plan], changes: dict
     assert coarse.wakes <= stepped.wakes
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize(
     "path",
     [*OWN_FILES, *(pytest.param(path, marks=pytest.mark.shared) for path in FILES)],

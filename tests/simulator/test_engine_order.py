@@ -44,6 +44,7 @@ def assert_same(one: History, other: History) -> None:
     assert one.snapshots == other.snapshots
 
 
+@pytest.mark.rotating(3)
 @given(PLANS, SETTINGS, ORDERINGS)
 @settings(deadline=None, max_examples=200)
 def test_coarse_equals_stepping_to_the_last_bit(plans: list[Plan], changes: dict[str, Any], ordering: Ordering) -> None:
@@ -80,6 +81,7 @@ TIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.rotating(3)
 @example(SPARED, TIGHT)
 @given(PLANS, SETTINGS)
 @settings(deadline=None, max_examples=120)
@@ -249,6 +251,7 @@ class Watching:
         return seats and tokens and state.missing_blocks(request, hit) <= 0
 
 
+@pytest.mark.rotating(3)
 @given(st.integers(0, 10_000), UNIBOOSTS)
 @settings(deadline=None, max_examples=40)
 def test_nobody_is_overtaken_by_one_who_arrives_much_later(seed: int, order: UniBoost) -> None:

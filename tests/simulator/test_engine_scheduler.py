@@ -68,6 +68,7 @@ def outcome(scheduler: str, shape: str, *, stepwise: bool = False) -> Outcome:
     return run(RunSpec(setup=setup, policy=policy), stepwise=stepwise)
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("shape", ["1C@a100-llama3-8b", "1P1D@a100-llama3-8b"])
 @pytest.mark.parametrize("scheduler", ["uniboost:k=64,delta=0", "srpt:preempt=swap", "las:chunk=512"])
 def test_fleets_run_by_an_order_coarse_or_step_by_step(shape: str, scheduler: str) -> None:

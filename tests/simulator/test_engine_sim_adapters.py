@@ -75,6 +75,7 @@ async def test_no_more_adapters_run_than_may_and_others_are_not_held_up() -> Non
         assert await at_work(client) == (set(), set())
 
 
+@pytest.mark.rotating(3)
 async def test_loading_an_adapter_holds_up_the_step() -> None:
     """The first request pays, the next one does not; with one place `b` puts `a` out."""
     async with engine_sim(lora_modules=MODULES, max_loras=1, lora_load_s=0.5) as (_, client):

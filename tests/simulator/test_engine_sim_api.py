@@ -130,6 +130,7 @@ async def test_a_hand_off_moves_the_prompt_between_two_real_servers() -> None:
         assert "could not be pulled" in again.json()["error"]["message"]
 
 
+@pytest.mark.rotating(3)
 async def test_kv_is_kept_while_the_decode_engine_is_full_and_let_go_when_the_client_leaves() -> None:
     """D has one place, taken.
 

@@ -5,6 +5,8 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+import pytest
+
 from ballast_sim.engine import EngineEvent, EngineRequest, Finished, StepEnded
 from ballast_sim.engine_sim.options import ServerOptions
 from ballast_sim.engine_sim.text import GeneratedContent
@@ -101,6 +103,7 @@ async def test_the_server_gives_every_token_at_the_time_at_which_the_engine_give
         assert text.count("data: {") == row.max_tokens
 
 
+@pytest.mark.rotating(3)
 async def test_on_the_wall_clock_tokens_come_when_the_engine_says() -> None:
     """The same at half speed on the real clock: the median request lasts what the engine says, and never less.
 

@@ -90,6 +90,7 @@ def scripts(draw: st.DrawFn) -> list[dict[str, object]]:
     return script
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=40, deadline=None)
 @given(
     script=scripts(),
@@ -122,6 +123,7 @@ def test_every_request_ends_once_whatever_fails(
         assert not ledger.uncached_pairs.any()
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=15, deadline=None)
 @given(script=scripts(), seed=st.integers(0, 2**32), shape=st.sampled_from(SHAPES))
 def test_leaping_over_steps_changes_nothing_when_engines_fail(

@@ -52,6 +52,7 @@ async def test_text_prompts_have_as_many_tokens_as_asked() -> None:
         assert await metric(client, "vllm:prompt_tokens_total") == sum(row.input_tokens for row in SMALL[:5])
 
 
+@pytest.mark.rotating(3)
 async def test_stretched_time_is_reported_in_the_time_of_the_workload() -> None:
     """Arrivals and engine both three times as slow: the wall time is, the report is not."""
     async with engine_sim(time_scale=3.0) as (server, _):

@@ -272,6 +272,7 @@ def random_run(seed: int, harm: bool) -> tuple[list[Job], list[Plan], tuple[Fail
     return jobs, plans, tuple(failures)
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), harm=st.booleans(), copy=st.sampled_from(list(CopyBy)))
 def test_leaping_engines_move_requests_as_stepping_ones_do(seed: int, harm: bool, copy: CopyBy) -> None:

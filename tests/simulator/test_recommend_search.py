@@ -255,7 +255,7 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "LEAST", 50)
 
 
-@pytest.mark.rotating(3)
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.usefixtures("short_stretches")
 def test_the_answer_is_that_of_full_runs(scene: str) -> None:

@@ -260,6 +260,7 @@ def test_a_stopped_run_counts_what_had_arrived() -> None:
     assert 0.33 * 120 < completed <= requests < 120
 
 
+@pytest.mark.rotating(3)
 def test_progress_ends_at_one_for_every_run() -> None:
     """Also where two processes share the runs."""
     specs = [RunSpec(setup=setup(), policy=least_requests(), seed=seed) for seed in range(3)]
@@ -270,6 +271,7 @@ def test_progress_ends_at_one_for_every_run() -> None:
         assert [outcome.figures["seed"] for outcome in outcomes if outcome] == [0, 1, 2]
 
 
+@pytest.mark.rotating(3)
 def test_a_pool_runs_several_batches_on_the_same_processes() -> None:
     """And ends them."""
     specs = [RunSpec(setup=setup(), policy=least_requests(), seed=seed) for seed in range(2)]
