@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from ballast_gateway.h2 import frames
-from ballast_gateway.h2.connection import Connection, Stream
+from ballast_gateway.h2.connection import Connection
+from ballast_gateway.h2.stream import Stream
 from bench.reliability.experiments.fuzz_frames import CASES, fuzz
 
 

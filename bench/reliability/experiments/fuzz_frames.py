@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from struct import pack
 
 from ballast_gateway.h2.calls import Call
-from ballast_gateway.h2.connection import Connection, Stream
+from ballast_gateway.h2.connection import Connection
 from ballast_gateway.h2.frames import Code
 from ballast_gateway.h2.limits import Limits
 from ballast_gateway.h2.server import Server
+from ballast_gateway.h2.stream import Stream
 from bench.reliability.kit.lab import Lab
 from bench.reliability.kit.tally import Row
 from tests.support import h2_peer

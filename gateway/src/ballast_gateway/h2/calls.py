@@ -14,8 +14,8 @@ from struct import Struct
 from typing import Final, Protocol, TypeAlias
 
 from ballast_gateway.h2 import blocks
-from ballast_gateway.h2.connection import Receiver, Stream
 from ballast_gateway.h2.requests import Request
+from ballast_gateway.h2.stream import Receiver, Stream
 
 _log = logging.getLogger(__name__)
 

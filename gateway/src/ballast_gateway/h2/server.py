@@ -8,9 +8,10 @@ from typing import Final
 
 from ballast_gateway.h2 import calls
 from ballast_gateway.h2.calls import Method
-from ballast_gateway.h2.connection import Connection, Receiver, Stream
+from ballast_gateway.h2.connection import Connection
 from ballast_gateway.h2.limits import Limits
 from ballast_gateway.h2.requests import Request
+from ballast_gateway.h2.stream import Receiver, Stream
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tls.listener import Listening, listening
 
