@@ -285,6 +285,19 @@ def test_the_ways_out_of_a_pause() -> None:
     assert world.pods() == {"prefill": {"1": 1, "3": 1}, "decode": {"1": 3, "3": 1}}
 
 
+def test_another_engine_while_a_canary_is_watched_takes_the_same_revision_from_all_pools() -> None:
+    """The one that serves keeps a pod of each stage, whatever their names and numbers in one pool; worse, the new one
+    gives all back to it."""
+    world = World()
+    watched(world)
+    world.apply("3")
+    for counts in (*[FEW] * 6, *[BAD] * 8):
+        world.turn(counts)
+        assert all(each.get("1") for each in world.pods().values())
+    assert world.progressing()[1] == "CanaryPaused"
+    assert world.pods() == OLD
+
+
 @pytest.mark.parametrize("turns", range(0, 12, 2))
 def test_the_old_spec_rolls_back_from_any_point_without_a_canary(turns: int) -> None:
     """Also in the middle of the rollout that follows it."""

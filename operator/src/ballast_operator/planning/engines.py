@@ -7,7 +7,7 @@ its revision in its name. Those of older revisions lose their pods step by step 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ballast_api import names
@@ -19,7 +19,7 @@ from ballast_operator.planning.instances import gpus_of_instances
 from ballast_operator.problems import cluster
 from ballast_operator.problems.problem import Problem
 from ballast_operator.rollouts.allowances import Allowance, allowances
-from ballast_operator.rollouts.canary import Canary, Phase, pods_of, stable_revision
+from ballast_operator.rollouts.canary import Canary, Phase, pods_of
 from ballast_operator.rollouts.canarying import canary_of, with_canary
 from ballast_operator.rollouts.draining import Step, next_step
 from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
@@ -28,6 +28,7 @@ from ballast_operator.rollouts.workloads import (
     id_of,
     instances_of,
     revision_of,
+    strengths,
     workloads_of,
 )
 from ballast_operator.specs.drain_marks import with_drains
@@ -90,8 +91,9 @@ def wanted_engines(
     targets = {pool.name: _target(observed, pool, revision) for pool in known}
     asked = {pool.name: sum(counts_of(each).asked for each in workloads_of(observed, pool.name)) for pool in spec.pools}
     allowed = allowances(spec, instances, gpus_of_instances(spec, profiles), asked)
+    order = strengths(observed, spec)
     rolling = {
-        pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name])
+        pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name], order=order)
         for pool in known
     }
     return Wanted(revision, templates, targets, rolling, allowed, canary_of(observed, spec, revision, rolling, targets))
@@ -106,7 +108,7 @@ def engines(
     targets = {pool.name: targets[pool.name] for pool in known}
     rolling = {pool.name: wanted.rolling[pool.name] for pool in known}
     if canary is not None:
-        rolling = _with_canary(observed, rolling, canary, informed=informed)
+        rolling = _with_canary(observed, spec, rolling, canary, informed=informed)
     counts = next_counts(list(rolling.values()), spec.rollout.max_skew)
     steps = {
         each.name: _step(observed, spec, pool, each, counts[each.name])
@@ -155,13 +157,13 @@ def engines(
 
 
 def _with_canary(
-    observed: Observed, rolling: Mapping[str, Rolling], canary: Canary, *, informed: bool
+    observed: Observed, spec: ServingPoolSpec, rolling: Mapping[str, Rolling], canary: Canary, *, informed: bool
 ) -> dict[str, Rolling]:
     """The same, as far as the canary lets them go. A paused one gives its pods back to the old revision."""
     if canary.memory.phase is Phase.PROMOTED:
         return dict(rolling)
     if canary.memory.phase is Phase.PAUSED:
-        return _back(observed, rolling, canary)
+        return _back(observed, spec, rolling, canary)
     waits = bool(canary.unfit) or not informed
     return {
         name: replace(roll, canary=0 if waits else pods_of(canary.spec.weight, roll.wanted)) if roll.replaces else roll
@@ -169,14 +171,18 @@ def _with_canary(
     }
 
 
-def _back(observed: Observed, rolling: Mapping[str, Rolling], canary: Canary) -> dict[str, Rolling]:
-    """To the old revision, in those pools that have it; others have their pods by now, and keep them."""
+def _back(
+    observed: Observed, spec: ServingPoolSpec, rolling: Mapping[str, Rolling], canary: Canary
+) -> dict[str, Rolling]:
+    """To the old revision that serves most; where a pool does not have it, to one that it has. Pools with no old pods
+    have the canary's by now, and keep them."""
     revisions = {id_of(key_of(each)): revision_of(each) for pool in rolling for each in workloads_of(observed, pool)}
-    olds = [old for roll in rolling.values() for old in roll.old]
-    stable = stable_revision(((revisions[old.name], old.most) for old in olds), canary.revision)
+    olds = {revisions[old.name] for roll in rolling.values() for old in roll.old if old.most} - {canary.revision}
+    stable = max(olds, key=strengths(observed, spec).__getitem__, default=None)
     found = {}
     for name, roll in rolling.items():
-        kept = next((old for old in roll.old if revisions[old.name] == stable), None)
+        there = [old for old in roll.old if old.most and revisions[old.name] != canary.revision]
+        kept = next((old for old in there if revisions[old.name] == stable), there[-1] if there else None)
         others = tuple(old for old in roll.old if old is not kept)
         found[name] = roll if kept is None else replace(roll, new=kept, old=(*others, roll.new))
     return found
@@ -235,18 +241,24 @@ def _target(observed: Observed, pool: PoolSpec, revision: str) -> ObjectKey:
     return kind.key(f"{first}-{revision}" if taken else first)
 
 
-def _rolling(observed: Observed, pool: PoolSpec, wanted: int, to: ObjectKey, allowed: Allowance) -> Rolling:
+def _rolling(
+    observed: Observed,
+    pool: PoolSpec,
+    wanted: int,
+    to: ObjectKey,
+    allowed: Allowance,
+    *,
+    order: Mapping[str, tuple[float, int, str]],
+) -> Rolling:
+    """Left-overs of rollouts that were given up go before the revision that serves, in the same `order` in all
+    pools."""
     target = id_of(to)
-    counts = [counts_of(each) for each in workloads_of(observed, pool.name)]
+    live = sorted(workloads_of(observed, pool.name), key=lambda each: (order[revision_of(each)], counts_of(each).asked))
+    counts = [counts_of(each) for each in live]
     return Rolling(
         wanted=wanted,
         surge=allowed.surge,
         unavailable=allowed.unavailable,
         new=next((each for each in counts if each.name == target), Counts(target, 0)),
-        old=_least_first([each for each in counts if each.name != target]),
+        old=tuple(each for each in counts if each.name != target),
     )
-
-
-def _least_first(old: Sequence[Counts]) -> tuple[Counts, ...]:
-    """Left-overs of rollouts that were given up go before the revision that serves."""
-    return tuple(sorted(old, key=lambda each: each.asked))

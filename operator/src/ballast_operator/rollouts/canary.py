@@ -171,12 +171,3 @@ def _said(counts: Counts) -> str:
     lower, upper = counts.interval()
     share = "?" if counts.share is None else f"{100 * counts.share:.1f}"
     return f"{share} % ({100 * lower:.1f} to {100 * upper:.1f}) of {counts.requests} requests"
-
-
-def stable_revision(pods: Iterable[tuple[str, int]], canary: str) -> str | None:
-    """The revision, other than the canary's, with most pods; None without one. `pods`: revisions and numbers."""
-    sums: dict[str, int] = {}
-    for revision, number in pods:
-        if revision != canary:
-            sums[revision] = sums.get(revision, 0) + number
-    return max(sums, key=lambda each: (sums[each], each), default=None)
