@@ -24,14 +24,14 @@ class Pod:
     def __init__(self) -> None:
         self.requests, self.draining, self.gateway = 0, True, True
         self.running, self.waiting, self.kept, self.tokens = 0.0, 0.0, 0.0, 7.0
-        self.alive, self.works = True, True
+        self.alive, self.works, self.whole = True, True, True
         pod = self
 
         class Answers(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status, body = pod.answer(self.path)
                 self.send_response(status)
-                self.send_header("content-length", str(len(body)))
+                self.send_header("content-length", str(len(body) + (0 if pod.whole else 9)))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -121,6 +121,14 @@ def test_without_gateways_the_engine_is_asked_alone(pod: Pod) -> None:
     pod.gateway, pod.running = False, 1
     why, took_s = held(pod, then=lambda: setattr(pod, "running", 0))
     assert (why, took_s > 0.3) == (EMPTY, True)
+
+
+def test_an_answer_that_breaks_off_is_none(pod: Pod) -> None:
+    """A gateway or an engine that ends itself: the next answer counts."""
+    pod.running, pod.whole = 1, False
+    threading.Timer(0.05, setattr, [pod, "whole", True]).start()
+    why, took_s = held(pod, then=lambda: setattr(pod, "running", 0))
+    assert (why, took_s > 0.15) == (EMPTY, True)
 
 
 @pytest.mark.parametrize("what", ["alive", "works"])

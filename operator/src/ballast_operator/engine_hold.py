@@ -14,6 +14,7 @@ start would not be told that it ends, and keep its GPUs for the whole grace peri
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import signal
 import socket
@@ -41,11 +42,11 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(url: str) -> Optional[bytes]:  # noqa: UP045
-    """The body of a 200, else None."""
+    """The body of a 200, else None; also where it breaks off, as of a gateway that ends itself."""
     try:
         with _OPENER.open(url, timeout=ANSWER_S) as answer:
             return answer.read() if answer.status == 200 else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
 
 
