@@ -14,6 +14,7 @@ from ballast_api.loading import parse_settings
 from ballast_api.serving_pool import CanarySpec
 from ballast_operator.gateways.board import Board
 from ballast_operator.gateways.measured import Answer, measured
+from ballast_operator.gateways.settings_reports import settings_hash
 from ballast_operator.kinds import Manifest
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.rollouts.canary import Memory, Phase, next_memory, pods_of, remembered
@@ -25,6 +26,7 @@ from tests.support.operator_builders import (
     NAMESPACE,
     NOW,
     objective,
+    policy,
     pool,
     profile,
     serving_pool,
@@ -380,5 +382,27 @@ def test_its_pods_start_when_gateways_know_its_weight() -> None:
     assert world.pods() == OLD
     del world.store.objects["Lease", NAMESPACE, "chat-gateway"]["metadata"]["annotations"]
     for _ in range(4):
+        world.turn()
+    assert world.pods() == WATCHED
+
+
+def test_its_pods_wait_for_settings_that_are_held_or_refused() -> None:
+    """The same: no gateway weighs it, and nobody counts it."""
+    world = World()
+    world.spec = {"policyRef": {"name": "fair"}}
+    world.apply("2")
+    for _ in range(4):
+        world.turn()
+        assert world.pods() == OLD
+    world.store.put(policy())
+    world.turn()
+    newest = settings_hash(world.store.objects.values())
+    lease = world.store.objects["Lease", NAMESPACE, "chat-gateway"]
+    lease["metadata"]["annotations"] = {"settings.serving.ballast.dev/g-1": f"{newest} it has no such field"}
+    for _ in range(4):
+        world.turn()
+        assert world.pods() == OLD
+    del world.store.objects["Lease", NAMESPACE, "chat-gateway"]["metadata"]["annotations"]
+    for _ in range(6):
         world.turn()
     assert world.pods() == WATCHED

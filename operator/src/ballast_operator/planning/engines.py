@@ -102,7 +102,7 @@ def wanted_engines(
 def engines(
     owner: Owner, spec: ServingPoolSpec, wanted: Wanted, observed: Observed, *, hold: bool, informed: bool
 ) -> Engines:
-    """What is to be of them now. `hold` holds all. `informed`: whether all gateways have the newest settings."""
+    """What is to be of them now. `hold` holds all. `informed`: whether all gateways go by the newest settings."""
     known = [] if hold else [pool for pool in spec.pools if pool.name in wanted.targets]
     templates, targets, revision, canary = wanted.templates, wanted.targets, wanted.revision, wanted.canary
     targets = {pool.name: targets[pool.name] for pool in known}
