@@ -355,6 +355,20 @@ def test_groups_of_nodes_have_canaries_as_pods_do() -> None:
     assert bad.progressing()[:2] == ("False", "Complete")
 
 
+def test_other_nodes_of_the_same_revision_need_no_canary() -> None:
+    """All pods would be of its revision: there is nothing to compare, and nobody to wait for."""
+    prefill = pool("prefill", "Prefill", replicas=1, hardware="a100")
+    world = World(pools=(prefill, pool("decode", "Decode", replicas=1)))
+    world.pools = (prefill, pool("decode", "Decode", replicas=1, nodesPerInstance=2))
+    world.apply("1")
+    for _ in range(6):
+        world.turn(FEW)
+        assert world.settings().canary is None
+    sets = [item["spec"]["replicas"] for (kind, _, _), item in world.store.objects.items() if kind == "LeaderWorkerSet"]
+    assert sets == [1]
+    assert world.progressing()[:2] == ("False", "Complete")
+
+
 def test_a_canary_without_room_waits_and_says_so() -> None:
     """One instance and no surge: nothing is touched; with surge it starts beside it."""
     one = (pool("prefill", "Prefill", replicas=1, hardware="a100"), pool("decode", "Decode", replicas=2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import Manifest, ObjectKey, key_of
 from ballast_operator.observed import Observed
 from ballast_operator.rollouts.canary import Canary, Memory, has_room, next_memory, pods_of, remembered
 from ballast_operator.rollouts.rollout import Rolling
+from ballast_operator.rollouts.workloads import counts_of, revision_of, workloads_of
 
 
 def canary_of(
@@ -18,12 +19,15 @@ def canary_of(
     rolling: Mapping[str, Rolling],
     targets: Mapping[str, ObjectKey],
 ) -> Canary | None:
-    """None where no pod is replaced, and on the way back to a revision that has pods already.
+    """None where no pod of another revision is replaced, and on the way back to a revision that has pods already.
 
     `rolling`: pools by name, without a canary. `targets`: the workloads of the wanted revision.
     """
     wish = spec.rollout.canary
-    replaced = {name: roll for name, roll in rolling.items() if roll.replaces and roll.wanted}
+    others = {
+        name: [each for each in workloads_of(observed, name) if key_of(each) != targets[name]] for name in rolling
+    }
+    replaced = {name: roll for name, roll in rolling.items() if roll.wanted and _have_others(others[name], revision)}
     if wish is None or not replaced:
         return None
     live = [each for each in observed.children if key_of(each) in targets.values()]
@@ -39,6 +43,11 @@ def canary_of(
     memory, message = next_memory(memory, wish, counted, ready=ready, now=observed.now, age_s=age_s)
     unfit = tuple(name for name, roll in replaced.items() if not has_room(roll.wanted, roll.surge))
     return Canary(revision, wish, memory, message, unfit)
+
+
+def _have_others(workloads: Iterable[Manifest], revision: str) -> bool:
+    """Whether some instance is of another revision. Those of the same one may be on another number of nodes."""
+    return any(revision_of(each) != revision and counts_of(each).most for each in workloads)
 
 
 def with_canary(deployment: Manifest, canary: Canary | None) -> Manifest:
