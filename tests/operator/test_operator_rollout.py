@@ -186,6 +186,20 @@ def test_pods_that_never_start_stop_the_rollout_at_its_first_step() -> None:
     assert [sum(pool.revisions["a"].pods) for pool in pools.values()] == [3, 3]
 
 
+def test_the_last_old_pair_stays_until_the_new_one_is_ready() -> None:
+    """One prefill and one decode: a new prefill serves nothing beside an old decode, however long the new one loads."""
+    pools = {"p": settled(1, 1, 0), "d": settled(1, 1, 0)}
+    chance = random.Random(7)
+    for _ in range(400):
+        look(pools, "b", 0.25)
+        for name, pool in pools.items():
+            for revision, controller in pool.revisions.items():
+                controller.act(chance, starts=(name, revision) != ("d", "b"))
+        assert all(pool.revisions["a"].pods == [True] for pool in pools.values())
+    assert pools["p"].revisions["b"].pods == [True]
+    assert roll(pools, "b", 0.25, chance, steps=400)
+
+
 def test_prefill_does_not_run_ahead_of_decode() -> None:
     """Decode pods take long to start: prefill waits with one new pod of four."""
     p = Rolling(4, 1, 0, Counts("p-b", 1, 1, 1), (Counts("p-a", 3, 3, 3),))

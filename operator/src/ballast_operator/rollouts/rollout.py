@@ -7,7 +7,8 @@ every instant and whatever the Deployments do in between:
 1. at most `wanted + surge` pods of a pool that are not ending;
 2. as many ready pods of a pool as before, or `wanted - unavailable` if that is less;
 3. the share of new pods of one pool at most `max_skew` above that of any other pool that still has old ones. Where
-   whole pods do not allow that, the one step that leaves the least difference is made alone.
+   whole pods do not allow that, the one step that leaves the least difference is made alone;
+4. an old pod of a pool that has a new one, while another pool has none that is ready: only together they serve.
 
 While a canary is watched, a pool has as many new pods as the canary is to have, the others are old, and at least one
 is.
@@ -83,9 +84,10 @@ class Rolling:
 def next_counts(pools: Sequence[Rolling], max_skew: float) -> Mapping[str, int]:
     """Pods to ask for now, by name of the counts."""
     goals = _goals(pools, max_skew)
+    lacking = [pool for pool in pools if pool.replaces and pool.wanted and not pool.new.kept]
     found: dict[str, int] = {}
     for pool, goal in zip(pools, goals, strict=True):
-        found |= _within_bounds(pool, goal)
+        found |= _within_bounds(pool, goal, alone=any(each is not pool for each in lacking))
     return found
 
 
@@ -114,11 +116,14 @@ def _skew_after(pool: Rolling, rolling: Sequence[Rolling]) -> float:
     return max((abs(share - other.new.kept / other.wanted) for other in rolling if other is not pool), default=0.0)
 
 
-def _within_bounds(pool: Rolling, goal: int) -> Mapping[str, int]:
+def _within_bounds(pool: Rolling, goal: int, *, alone: bool) -> Mapping[str, int]:
+    """`alone`: its new pods serve nothing yet, as another pool has none."""
     asked = sum(each.asked for each in pool.old)
     needed = max(pool.wanted - pool.unavailable - pool.new.kept, 0)
     kept = min(sum(each.kept for each in pool.old), needed)
     left = min(asked, max(kept, pool.wanted - goal))
+    if alone and pool.new.kept:
+        left = max(left, min(1, asked, pool.wanted + pool.surge - pool.new.most))
     if pool.canary is not None and pool.replaces and pool.wanted:
         # The old revision goes on to serve, so it may grow, too.
         left = max(left, min(max(pool.wanted - goal, 1), pool.wanted + pool.surge - max(pool.new.most, goal)))
