@@ -149,6 +149,21 @@ def test_without_a_script_nothing_breaks() -> None:
     assert (figures["completed"], figures["broken"], figures["retried"]) == (30, 0, 0)
 
 
+def test_tokens_of_broken_streams_count_over_the_time_that_they_took() -> None:
+    """No engine of this kind generates more than a hundred tokens a second for one request."""
+    short = WorkloadRequest(arrival_s=0.0, input_tokens=100, output_tokens=10)
+    long = WorkloadRequest(arrival_s=0.1, input_tokens=100, output_tokens=5000)
+    script: list[dict[str, object]] = [{"at_s": 40.0, "endpoint": "d000", "kind": "crash", "down_s": 5}]
+    for workload in ([short, long], [long]):
+        fleet = simulate("1P1D@h20-qwen3-32b", workload, script)
+        figures = summarise(fleet, Objective())
+        assert figures["broken"] == 1
+        assert figures["duration_s"] == pytest.approx(40 - workload[0].arrival_s, abs=0.1)
+        tokens = sum(record.generated_tokens for record in fleet.records)
+        assert figures["throughput_tok_s"] == pytest.approx(tokens / 40, rel=0.01)
+        assert figures["goodput_rps"] == pytest.approx((len(workload) - 1) / 40, rel=0.01)
+
+
 def test_a_prefill_that_dies_is_tried_elsewhere() -> None:
     """One request, on the first prefill endpoint, which dies while it computes: the second one does it all again."""
     one = [WorkloadRequest(arrival_s=0.0, input_tokens=8000, output_tokens=20)]

@@ -40,7 +40,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
     met = len(good)
     cut = [record.split for record in records if record.split is not None]
     first_s = min((record.arrival_s for record in records), default=0.0)
-    last_s = max((record.last_token_s for record in done if record.last_token_s is not None), default=first_s)
+    last_s = max((end_s for record in records if (end_s := _last_token_s(record)) is not None), default=first_s)
     arrivals_s = max((record.arrival_s for record in records), default=first_s) - first_s
     span_s = (fleet.kernel.now_s if fleet.stopped else last_s) - first_s
     optimal = [record.optimal for record in records if record.optimal is not None]
@@ -75,6 +75,11 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "arrivals_s": arrivals_s,
         "duration_s": span_s,
     }
+
+
+def _last_token_s(record: Record) -> float | None:
+    """A broken stream has newest tokens, too, and they count."""
+    return record.newest_token_s if record.broken else record.last_token_s
 
 
 def _per_request(counts: Sequence[int]) -> dict[str, float | None]:
