@@ -159,6 +159,16 @@ def test_a_fixed_fleet_costs_all_its_gpus_all_the_time() -> None:
     assert scaled["changes"] == 0
 
 
+def test_a_fixed_fleet_costs_until_the_last_turn_of_a_conversation_arrives() -> None:
+    """In a closed loop turns arrive later than they are logged."""
+    spec = spec_of("1P1D", FixedScaling())
+    source = WorkloadSource(workload="multi-turn", limit=40, closed_loop=True)
+    figures: Any = run(replace(spec, setup=replace(spec.setup, source=source))).figures
+    logged_s = source.load(0, 1.0).requests[-1].arrival_s
+    assert figures["arrivals_s"] > 1.05 * logged_s
+    assert figures["autoscaling"]["gpu_hours"] == pytest.approx(2 * figures["arrivals_s"] / 3600, rel=1e-3)
+
+
 @pytest.mark.parametrize("shape", ["1P1D", "2F"])
 @pytest.mark.parametrize("policy", [BallastScaling(down_s=30.0), UtilisationScaling(down_s=30.0)], ids=lambda p: p.type)
 def test_the_budget_holds_at_every_instant_and_no_request_is_lost(shape: str, policy: Scaling) -> None:

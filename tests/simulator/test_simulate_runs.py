@@ -26,6 +26,7 @@ from ballast_sim.simulation.capacity.search import (
     hopeless,
     measure_capacity,
 )
+from ballast_sim.simulation.figures.balance import Balance
 from ballast_sim.simulation.figures.timeline import MAX_SAMPLES, Timeline
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
@@ -156,6 +157,17 @@ def test_in_a_closed_loop_the_next_turn_waits_for_the_one_before() -> None:
         ended_s = fleet.records[previous].last_token_s
         assert ended_s is not None
         assert fleet.records[place].arrival_s == pytest.approx(ended_s + gap_s)
+
+
+def test_balance_is_sampled_until_the_last_turn_of_a_closed_loop_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is later than the last logged arrival."""
+    sampled_s: list[float] = []
+    monkeypatch.setattr(Balance, "sample", lambda _, fleet: sampled_s.append(fleet.kernel.now_s))
+    source = WorkloadSource(workload="multi-turn", limit=40, closed_loop=True)
+    last_s = run(RunSpec(setup=setup(source=source), policy=least_requests())).figures["arrivals_s"]
+    assert isinstance(last_s, float)
+    assert last_s > 1.05 * source.load(0, 1.0).requests[-1].arrival_s
+    assert sampled_s == [float(k) for k in range(int(last_s) + 1)]
 
 
 def test_sessions_start_faster_but_think_no_faster() -> None:

@@ -18,18 +18,17 @@ EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Balance:
-    """Sums over samples. Endpoints that are down are left out; an idle one has no step to time and counts as 0."""
+    """Sums over samples. Endpoints that are down are left out; an idle one has no step to time and counts as 0.
 
-    until_s: float
-    """The last arrival: afterwards the fleet empties, and its load cannot be even."""
+    To be taken until the last arrival: afterwards the fleet empties, and its load cannot be even.
+    """
+
     samples: int = 0
     _step_variance_ms2: float = 0.0
     _kv_variation: float = 0.0
 
     def sample(self, fleet: Fleet) -> None:
         """Add a sample of the engines' true state now."""
-        if fleet.kernel.now_s > self.until_s:
-            return
         physics = PHYSICS[fleet.settings.physics]
         loads: list[tuple[Machine, int, float]] = fleet.world.decode_loads()
         if len(loads) < 2:

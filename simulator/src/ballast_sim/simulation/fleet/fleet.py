@@ -79,6 +79,8 @@ class Fleet:
         )
         self.gaps = TokenGaps(tbt_limit_s)
         self.open_requests = 0
+        self.to_come = 0
+        """Requests that have not arrived yet."""
         self.decision_s: list[float] = []
         self.stopped = False
         self.foresight = Foresight(self.settings)
@@ -131,6 +133,7 @@ class Fleet:
             else:
                 self.kernel.at(arrival.arrival_s, lambda index=index: self._arrive(index), _ARRIVE)  # type: ignore[misc]
             self.open_requests += 1
+            self.to_come += 1
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until every request has ended, `until_s` is reached, or `stop` is called."""
@@ -212,6 +215,7 @@ class Fleet:
     def _arrive(self, index: int) -> None:
         record = self.records[index]
         record.arrived, record.arrival_s = True, self.kernel.now_s
+        self.to_come -= 1
         record.gateway = self._gateways.route()
         request = self.foresight.request(self.book.ids[index], self.book.arrivals[index], record)
         director = self._gateways.directors[record.gateway]

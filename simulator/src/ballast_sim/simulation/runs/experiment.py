@@ -142,8 +142,8 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
     if spec.curves:
         timeline = Timeline.of(fleet.world, max(0.1, load.requests[-1].arrival_s / 240))
         fleet.every(timeline.every_s, lambda: timeline.sample(fleet.world, fleet.kernel.now_s))
-    balance = Balance(max(request.arrival_s for request in load.requests))
-    fleet.every(EVERY_S, lambda: balance.sample(fleet))
+    balance = Balance()
+    fleet.every(EVERY_S, lambda: balance.sample(fleet) if fleet.to_come else None)
     fleet.run()
     figures = {
         "policy": spec.policy.name,
@@ -171,7 +171,7 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
         "interrupted": fleet.stopped,
     }
     if autoscaler is not None:
-        figures["autoscaling"] = autoscaler.figures(min(fleet.kernel.now_s, balance.until_s))
+        figures["autoscaling"] = autoscaler.figures(_arrivals_end_s(fleet))
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)
 
 
@@ -183,6 +183,11 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "decided by": kernel.name(),
     }
+
+
+def _arrivals_end_s(fleet: Fleet) -> float:
+    """The last arrival; now where more were to come."""
+    return fleet.kernel.now_s if fleet.to_come else max(record.arrival_s for record in fleet.records)
 
 
 def _beat(fleet: Fleet, beat: Beat) -> None:
