@@ -111,6 +111,15 @@ def test_more_parts_must_show_beyond_noise() -> None:
     assert ranked([plain, better], SLO)[0] is better
 
 
+def test_no_candidate_that_misses_the_attainment_comes_before_one_that_reaches_it() -> None:
+    """However alike the two are; where none reaches it, the fewest parts win."""
+    plain, fancy = candidate("plain", 0.9895, 1.0), candidate("fancy", 0.9905, 1.0, extras=1)
+    assert ranked([plain, fancy], SLO, 0.99)[0] is fancy
+    assert ranked([plain, fancy], SLO, 0.995)[0] is plain
+    rounded, exact = candidate("rounded", 0.98999, 0.5), candidate("exact", 0.99, 1.0)
+    assert ranked([rounded, exact], SLO, 0.99)[0] is exact
+
+
 def test_a_candidate_without_a_completed_request_comes_last() -> None:
     """It has no percentiles."""
     figures = {"attainment": 0.0, "ttft_s": {"p99": None}, "tpot_s": {"p99": None}}

@@ -2,7 +2,7 @@
 
 The rule: the highest attainment, to within `SAME_ATTAINMENT`; among those, whichever is within `SAME_RATIO` of the best
 P99 against the SLO and has the fewest parts, the default's before others. So a migration, a queue or another placement
-is recommended only where it shows.
+is recommended only where it shows. None that misses the attainment asked for comes before one that reaches it.
 """
 
 from __future__ import annotations
@@ -68,17 +68,18 @@ class Candidate:
         return max((strain for strain in strains if not math.isnan(strain)), default=math.inf)
 
 
-def ranked(candidates: Sequence[Candidate], objective: Objective) -> list[Candidate]:
+def ranked(candidates: Sequence[Candidate], objective: Objective, wanted: float = 0.0) -> list[Candidate]:
     """In order of preference: the first by the module's rule, the others by attainment and strain.
 
-    The first is a policy that gateways can carry out.
+    The first is a policy that gateways can carry out, and attains `wanted` where one of these does.
     """
     order = sorted(candidates, key=lambda each: (-round(each.attainment, 4), each.strain(objective), each.shape))
     able = [each for each in order if not each.variant.obstacle]
-    top = able[0]
+    meeting = [each for each in able if each.attainment >= wanted] or able
+    top = meeting[0]
     same = [
         each
-        for each in able
+        for each in meeting
         if each.attainment >= top.attainment - SAME_ATTAINMENT
         and each.strain(objective) <= SAME_RATIO * top.strain(objective)
     ]

@@ -119,7 +119,7 @@ def search(question: Question, jobs: int, stop: threading.Event, report: Report)
                 for each in ranked(first, question.objective)
                 if each.label in reasons
             ]
-        order = ranked(tried, question.objective)
+        order = ranked(tried, question.objective, question.attainment)
         growth = _growth(runner, question, order[0])
     never = [Dropped(each.shape, default_variant().name, _below(each), None) for each in hopeless]
     return Answer(
