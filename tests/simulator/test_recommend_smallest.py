@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,19 @@ def test_what_the_budget_does_not_have_is_not_tried() -> None:
     assert found is None
     assert max(map(sum, tried)) == 8
     assert len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize("needed", [9, 10, 11, 17, 24])
+def test_the_last_engines_of_a_budget_are_tried(needed: int) -> None:
+    """A step of several engines that the budget does not pay for whole is a smaller one; so is one that is too dear."""
+
+    def trial(several: Sequence[Counts]) -> list[float]:
+        return [min(1.0, count / needed) for (count,) in several]
+
+    found = smallest((needed - 1,), allows=lambda counts: counts[0] <= needed, price=sum, trial=trial, wanted=1.0)
+    assert found == (needed,)
+    found = smallest((needed - 1,), allows=lambda _: True, price=sum, trial=trial, wanted=1.0, below=needed + 0.5)
+    assert found == (needed,)
 
 
 def test_a_price_is_of_gpus_or_of_money() -> None:

@@ -114,7 +114,7 @@ def smallest(
         grown = [
             each
             for k in range(len(counts))
-            if allows(each := _changed(counts, k, math.ceil(counts[k] / STEP_SHARE))) and price(each) < below
+            if (each := _grown(counts, k, lambda more: allows(more) and price(more) < below)) is not None
         ]
         if not grown:
             return None
@@ -223,6 +223,12 @@ def enough(question: Question, seconds: float = 120.0, most: int = 10_000) -> Qu
 
 def _changed(counts: Counts, index: int, by: int) -> Counts:
     return tuple(count + by if k == index else count for k, count in enumerate(counts))
+
+
+def _grown(counts: Counts, index: int, able: Callable[[Counts], bool]) -> Counts | None:
+    """With as many more engines of a part as a step has, or as there may be; None where there may be none."""
+    steps = range(math.ceil(counts[index] / STEP_SHARE), 0, -1)
+    return next((more for step in steps if able(more := _changed(counts, index, step))), None)
 
 
 def _rps(letter: str, hardware: Hardware, lengths: LengthStatistics, tpot_s: float | None) -> float:
