@@ -1,9 +1,10 @@
 """The smallest fleet that meets the SLO: how many engines to buy.
 
 Families are one kind of hardware for each stage, and one for colocated engines. In a family the search starts where
-arithmetic says that the traffic fits, adds engines until a simulation meets the SLO, and takes engines away while it
-still does. So in its family no fleet with one engine less meets it. A family that cannot be cheaper than what was found
-is left out.
+arithmetic says that the traffic fits, or where the budget ends, adds engines until a simulation meets the SLO, and
+takes engines away while it still does. So in its family no fleet with one engine less meets it. Where the budget has no
+more, engines go from one stage to the other while that helps. A family that cannot be cheaper than what was found is
+left out.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ class Family:
 
     def allows(self, counts: Counts) -> bool:
         """Whether the budget pays for that."""
-        return all(
-            sum(count for (_, other), count in zip(self.stages, counts, strict=True) if other is hardware)
-            <= hardware.instances
-            for _, hardware in self.stages
-        )
+        return all(self._of(hardware, counts) <= hardware.instances for _, hardware in self.stages)
+
+    def _of(self, hardware: Hardware, counts: Sequence[int]) -> int:
+        """Engines of a kind, in all parts."""
+        return sum(count for (_, other), count in zip(self.stages, counts, strict=True) if other is hardware)
 
     def start(self, lengths: LengthStatistics, rate_rps: float, tpot_s: float | None) -> Counts:
-        """What carries the rate by arithmetic."""
-        return tuple(max(1, math.ceil(rate_rps / _rps(*stage, lengths, tpot_s))) for stage in self.stages)
+        """What carries the rate by arithmetic, which knows no prefix hits; no more than the budget pays for."""
+        wanted = [max(1, math.ceil(rate_rps / _rps(*stage, lengths, tpot_s))) for stage in self.stages]
+        return tuple(
+            max(1, min(count, count * hardware.instances // self._of(hardware, wanted)))
+            for (_, hardware), count in zip(self.stages, wanted, strict=True)
+        )
 
     def price(self, counts: Counts, prices: Mapping[str, float] | None) -> float:
         """GPUs, or the cost of an hour where `prices` of engines are given by profile."""
@@ -97,8 +102,8 @@ def smallest(
 ) -> Counts | None:
     """The counts of the lowest price at which `trial` attains `wanted`, below that price; None where there are none.
 
-    `trial` is taken to attain no less with more engines. Grows where the trial gains most, then shrinks by one engine
-    at a time, the dearest first.
+    `trial` is taken to attain no less with more engines. Grows where the trial gains most, or exchanges engines where
+    none can be added, then shrinks by one engine at a time, the dearest first.
     """
     known: dict[Counts, float] = {}
 
@@ -110,22 +115,23 @@ def smallest(
     counts = start
     if not allows(counts):
         return None
-    while attained([counts])[0] < wanted:
-        grown = [
-            each
-            for k in range(len(counts))
-            if (each := _grown(counts, k, lambda more: allows(more) and price(more) < below)) is not None
-        ]
-        if not grown:
+
+    def able(each: Counts) -> bool:
+        return allows(each) and price(each) < below
+
+    while (share := attained([counts])[0]) < wanted:
+        grown = [each for k in range(len(counts)) if (each := _grown(counts, k, able)) is not None]
+        others = grown or [each for each in _exchanged(counts) if able(each)]
+        gains = dict(zip(others, attained(others), strict=True))
+        if not grown and max(gains.values(), default=0.0) <= share:
             return None
-        gains = dict(zip(grown, attained(grown), strict=True))
-        counts = max(grown, key=lambda each: (gains[each], -price(each)))
+        counts = max(others, key=lambda each: (gains[each], -price(each)))
     while True:
         fewer = [_changed(counts, k, -1) for k in range(len(counts)) if counts[k] > 1]
-        able = [each for each, share in zip(fewer, attained(fewer), strict=True) if share >= wanted]
-        if not able:
+        enough = [each for each, share in zip(fewer, attained(fewer), strict=True) if share >= wanted]
+        if not enough:
             return counts if price(counts) < below else None
-        counts = min(able, key=price)
+        counts = min(enough, key=price)
 
 
 def minimize(
@@ -229,6 +235,12 @@ def _grown(counts: Counts, index: int, able: Callable[[Counts], bool]) -> Counts
     """With as many more engines of a part as a step has, or as there may be; None where there may be none."""
     steps = range(math.ceil(counts[index] / STEP_SHARE), 0, -1)
     return next((more for step in steps if able(more := _changed(counts, index, step))), None)
+
+
+def _exchanged(counts: Counts) -> list[Counts]:
+    """With one engine of a part less and one of another more."""
+    parts = range(len(counts))
+    return [_changed(_changed(counts, k, -1), j, 1) for k in parts for j in parts if k != j and counts[k] > 1]
 
 
 def _rps(letter: str, hardware: Hardware, lengths: LengthStatistics, tpot_s: float | None) -> float:
