@@ -220,6 +220,24 @@ def test_the_smallest_fleet_is_answered_with_its_price_and_its_headroom() -> Non
     assert [item["kind"] for item in yaml.safe_load_all(result.stdout)][-1] == "ServingPool"
 
 
+def test_a_smallest_fleet_is_asked_for_with_the_requests_that_are_named(tmp_path: Path) -> None:
+    """Where none are, more than usual are assumed at a high rate, so that they last two minutes; that is said."""
+    slo = ("--slo", "ttft=60,tpot=1", "--attainment", "0.5", "--seed", "0", "--jobs", "1", "--budget", "h20=64")
+    figures = tmp_path / "figures.json"
+    asked = (*slo, "--minimize", "gpus", "--json", str(figures))
+    result = recommend("--workload", "chat", "--rate", "2", "--limit", "60", *asked)
+    assert result.exit_code == 0, result.output
+    assert "--limit 60" in result.stderr
+    assert json.loads(figures.read_text())["candidates"][0]["runs"][0]["requests"] == 60
+    lengths = tmp_path / "short.csv"
+    lengths.write_text("input_tokens,output_tokens\n10,1\n10,1\n")
+    result = recommend("--trace", str(lengths), "--rate", "20", *asked)
+    assert result.exit_code == 0, result.output
+    requests = json.loads(figures.read_text())["candidates"][0]["runs"][0]["requests"]
+    assert 2200 < requests < 2600
+    assert f"that the first {requests} requests speak for the rest" in result.stderr
+
+
 def test_a_price_by_hardware_is_that_of_the_model_that_is_asked_for(tmp_path: Path) -> None:
     """Of a shipped profile, and of one of yours."""
     own = tmp_path / "own.yaml"

@@ -108,7 +108,7 @@ def recommend_command(
     from ballast_sim.recommend.manifests import resources, to_yaml
     from ballast_sim.recommend.runner import Stopped
     from ballast_sim.recommend.search import search
-    from ballast_sim.recommend.smallest import enough, minimize
+    from ballast_sim.recommend.smallest import minimize
     from ballast_sim.simulation.runs.pool import WorkerDied
 
     view = View()
@@ -124,7 +124,7 @@ def recommend_command(
                 if prices is None:
                     answer = search(question, at_a_time, stop, view.progress)
                 else:
-                    answer = minimize(enough(question), prices or None, at_a_time, stop, view.progress)
+                    answer = minimize(question, prices or None, at_a_time, stop, view.progress)
             except Stopped:
                 view.note("interrupted: nothing is recommended")
                 raise typer.Exit(INTERRUPTED) from None
@@ -193,6 +193,7 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.recommend.budget import parse_budget
     from ballast_sim.recommend.question import Question
+    from ballast_sim.recommend.smallest import enough
     from ballast_sim.settings import SettingError
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.simulation.inputs.shapes import parse_shape
@@ -213,9 +214,9 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
     if slo is None:
         slo = ASSUMED_SLO
         assumed.append(f"an SLO of {slo} seconds (--slo)")
-    if traffic.limit is None and traffic.duration is None:
+    sampled = traffic.limit is None and traffic.duration is None
+    if sampled:
         traffic = replace(traffic, limit=ASSUMED_REQUESTS)
-        assumed.append(f"that the first {traffic.limit} requests speak for the rest (--limit, --duration)")
     if wishes.max_tokens is None:
         but = "" if traffic.trace is None else " but those of the trace"
         assumed.append(f"that requests carry no max_tokens{but} (--max-tokens)")
@@ -242,6 +243,9 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
         max_tokens=wishes.max_tokens,
         full_length=wishes.full_length,
     )
+    if sampled:
+        question = question if wishes.minimize is None else enough(question)
+        assumed.append(f"that the first {question.source.limit} requests speak for the rest (--limit, --duration)")
     every = ",".join(f"{each.instances}C@{each.profile.name}" for each in hardware)
     machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})
     check_fits(machines, question.source, question.seeds[0])

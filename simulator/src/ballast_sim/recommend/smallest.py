@@ -216,13 +216,13 @@ def cost_of(layout: Layout, prices: Mapping[str, float]) -> float:
 
 
 def enough(question: Question, seconds: float = 120.0, most: int = 10_000) -> Question:
-    """The question with so many requests that they last for `seconds`, where it names no length of its own.
+    """The question with so many requests that they last for `seconds`, if its limit has fewer.
 
-    Shorter traffic would end before decode endpoints have filled up.
+    For a limit that nobody asked for: shorter traffic would end before decode endpoints have filled up.
     """
     load = question.source.load(question.seeds[0], question.rate_scale)
     wanted = min(most, math.ceil((load.rate_rps or 0.0) * seconds))
-    if question.source.duration_s is not None or question.source.limit is None or wanted <= question.source.limit:
+    if question.source.limit is None or wanted <= question.source.limit:
         return question
     return replace(question, source=replace(question.source, limit=wanted))
 
