@@ -47,6 +47,16 @@ def test_a_workload_too_small_to_say_anything_says_so(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["calibrate", "--trace", str(trace)]).exit_code == 0
 
 
+@pytest.mark.parametrize("rows", ["0,100,1\n1,100,1\n2,50,1\n", "0,100,20\n0,100,20\n0,50,10\n"])
+def test_outputs_of_one_token_and_requests_of_one_instant_are_scored(rows: str, tmp_path: Path) -> None:
+    """There is no step to time, and no rate."""
+    trace = tmp_path / "rows.csv"
+    trace.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    result = CliRunner().invoke(app, ["calibrate", "--trace", str(trace), *FLEET])
+    assert result.exit_code == 0, result.output
+    assert calibrate("--trace", str(trace), *FLEET)["fleet"][0]["prefill_time"]["predictions"] == 3
+
+
 def test_people_get_tables_with_the_papers_figures_beside() -> None:
     result = CliRunner().invoke(app, ["calibrate", *SMALL, *FLEET])
     assert result.exit_code == 0, result.output

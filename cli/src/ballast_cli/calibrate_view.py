@@ -123,8 +123,9 @@ class CalibrationView:
 
     def _fleet(self, rows: Sequence[Figures]) -> None:
         first = rows[0]
+        rate = "-" if first["rate_rps"] is None else f"{first['rate_rps']:.3g}"
         self._print(
-            f"{first['endpoints']}, {first['policy']}, {first['rate_rps']:.3g} requests/s: "
+            f"{first['endpoints']}, {first['policy']}, {rate} requests/s: "
             "|predicted / actual - 1| at percentiles; cached prompt tokens",
             (
                 *("profiles", "step time: n", "bias", "p50", "p90", "p99", "prefill time: n", "bias", "p50", "p90"),

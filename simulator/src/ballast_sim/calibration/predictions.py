@@ -206,6 +206,8 @@ class _WatchedFleet(Fleet):
         seen = self._token_times_s.setdefault(index, [])
         all_s = np.concatenate([seen[-1][-1:], times_s]) if seen else times_s
         seen.append(times_s)
+        if len(all_s) < 2:
+            return
         gaps = self._gaps.setdefault(decode, _Gaps())
         gaps.times_s.append(all_s[1:])
         gaps.gaps_s.append(np.diff(all_s))
