@@ -41,6 +41,19 @@ def test_burstgpt_is_read_with_and_without_sessions(tmp_path: Path) -> None:
     assert [(request.session, request.turn) for request in read_trace(sessions)] == [(0, 0), (1, 0), (0, 1)]
 
 
+def test_times_of_azures_format_count_in_their_own_time_zone(tmp_path: Path) -> None:
+    """Seven digits, one, or none; clocks that were put forward between two requests did not wait for an hour."""
+    path = tmp_path / "azure.csv"
+    for stamps in (
+        ("2024-03-31 01:59:59.5000009+01:00", "2024-03-31 03:00:00+02:00", "2024-03-31T03:00:00.5+02:00"),
+        ("2024-03-31T00:59:59.5Z", "2024-03-31 01:00:00Z", "2024-03-31 01:00:00.500000+00:00"),
+        ("2024-03-31 00:59:59.5", "2024-03-31 01:00:00", "2024-03-31 01:00:00.5000000"),
+    ):
+        rows = (f"{stamp},374,44" for stamp in stamps)
+        path.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))
+        assert [request.arrival_s for request in read_trace(path)] == pytest.approx([0.0, 0.5, 1.0])
+
+
 def test_bailian_conversations_hang_together_by_parent(tmp_path: Path) -> None:
     """Seconds, not Mooncake's milliseconds; blocks of 16; a parent that is not in the file still names its session."""
     path = tmp_path / "qwen.jsonl"

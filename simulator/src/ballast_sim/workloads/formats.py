@@ -115,11 +115,11 @@ def _ours(row: Row) -> WorkloadRequest | None:
 def _azure(row: Row) -> WorkloadRequest:
     text = row.text("TIMESTAMP")
     try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00")[:26])
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise row.fail("TIMESTAMP", f"{text!r} is not a time such as 2023-11-16 18:15:46.6805900") from None
     return WorkloadRequest(
-        arrival_s=moment.replace(tzinfo=UTC).timestamp(),
+        arrival_s=(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(),
         input_tokens=row.count("ContextTokens", 1),
         output_tokens=max(1, row.count("GeneratedTokens", 0)),
     )
