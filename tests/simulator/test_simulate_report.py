@@ -92,3 +92,17 @@ def test_a_report_needs_a_run() -> None:
     )
     with pytest.raises(ValueError, match="at least one run"):
         render(setup, [])
+
+
+def test_a_page_names_every_threshold_that_its_attainment_counts() -> None:
+    """The time between tokens, too."""
+    setup = Setup(
+        machines=parse_shape("1P1D@a100-qwen3-32b"),
+        shape="1P1D@a100-qwen3-32b",
+        source=WorkloadSource(workload="chat", limit=5),
+        objective=Objective.parse("ttft=1,tpot=0.5,e2e=9,tbt=0.001"),
+    )
+    outcome = run(RunSpec(setup=setup, policy=least_requests()))
+    assert outcome.figures["attainment"] == 0.0
+    objective = "<dt>objective</dt><dd>TTFT 1 s, TPOT 0.5 s, E2E 9 s, TBT 0.001 s</dd>"
+    assert objective in render(setup, [outcome])

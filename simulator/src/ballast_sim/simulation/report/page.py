@@ -183,7 +183,7 @@ def _figures(charts: Sequence[tuple[str, str]]) -> str:
 def _settings(setup: Setup, outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].figures
     fleet = setup.fleet
-    limits = ("ttft_s", "tpot_s", "e2e_s")
+    limits = ("ttft_s", "tpot_s", "e2e_s", "tbt_s")
     slo = [
         f"{name[:-2].upper()} {limit:g} s" for name in limits if (limit := getattr(setup.objective, name)) is not None
     ]
