@@ -7,6 +7,7 @@ those `candidates.ranked` chooses.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ LAYOUTS_KEPT = 2
 """Layouts on which policies are tried."""
 GROWTHS = ((2.0, 1.5), (1.25,))
 """Multiples of the traffic at which the answer is tried, to find its headroom; the second only where it does not meet
-the SLO at one of the first."""
+the SLO at the lowest of the first."""
 MOST_GROWTH = max(GROWTHS[0])
 
 
@@ -81,8 +82,9 @@ class Answer:
 
     @property
     def reach(self) -> float | None:
-        """The largest multiple of the traffic at which it still does."""
-        return max((growth for growth, attained in self.growth if attained >= self.question.attainment), default=None)
+        """The largest multiple of the traffic up to which it still does."""
+        able = itertools.takewhile(lambda tried: tried[1] >= self.question.attainment, self.growth)
+        return max((growth for growth, _ in able), default=None)
 
 
 def search(question: Question, jobs: int, stop: threading.Event, report: Report) -> Answer:
@@ -156,7 +158,7 @@ def _growth(runner: Runner, question: Question, best: Candidate) -> tuple[tuple[
     reached = best.attainment >= question.attainment
     for growths in GROWTHS if reached else ():
         found.update(zip(growths, runner.grown("headroom", (best.layout, best.variant), growths), strict=True))
-        if any(attained >= question.attainment for attained in found.values()):
+        if found[min(found)] >= question.attainment:
             break
     return tuple(sorted(found.items()))
 
