@@ -210,6 +210,23 @@ def test_input_that_cannot_work_names_option_and_fix(arguments: list[str], words
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("0.667", "66.67% of requests within the SLO (nothing that was tried meets 66.70%)"),
+        ("0.6665", "66.67% of requests within the SLO (meets 66.65%)"),
+        ("0.5", "66.7% of requests within the SLO (meets 50.0%)"),
+    ],
+)
+def test_shares_are_written_so_that_they_show_which_is_larger(wanted: str, words: str, tmp_path: Path) -> None:
+    """One request of three has a prompt that no engine computes in half a second."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n60,100,5\n120,20000,5\n")
+    asked = ("--slo", "ttft=0.5", "--budget", "h20=1", "--seed", "0", "--jobs", "1", "--attainment", wanted)
+    result = recommend("--trace", str(trace), *asked)
+    assert words in result.stderr
+
+
 def test_the_smallest_fleet_is_answered_with_its_price_and_its_headroom() -> None:
     asked = ["--workload", "chat", "--rate", "2", "--limit", "60", "--seed", "0", "--jobs", "1", "--budget", "h20=4"]
     slo = ["--slo", "ttft=6,tpot=0.2", "--attainment", "0.9"]

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -274,15 +275,17 @@ def _heading(answer: "Answer") -> list[str]:
     best, question = answer.best, answer.question
     lengths = answer.lengths
     verdict = "meets" if answer.meets else "nothing that was tried meets"
+    attained, wanted = _beside([best.attainment, *(share for _, share in answer.growth)], question.attainment)
     lines = [
         f"{question.source.name}, {answer.rate_rps:.3g} requests/s, mean {lengths.input_tokens:.0f} tokens in and "
         f"{lengths.output_tokens:.0f} out{', shared prefixes' if answer.shares_prefixes else ''}",
-        f"{best.shape} with {best.variant.name}: {best.attainment:.1%} of requests within the SLO "
-        f"({verdict} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
+        f"{best.shape} with {best.variant.name}: {attained[0]} of requests within the SLO "
+        f"({verdict} {wanted}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
         f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
     ]
     if len(answer.growth) > 2:
-        lines.append("Headroom: " + ", ".join(f"{growth:g} times {attained:.1%}" for growth, attained in answer.growth))
+        headroom = zip(answer.growth, attained[1:], strict=True)
+        lines.append("Headroom: " + ", ".join(f"{growth:g} times {share}" for (growth, _), share in headroom))
     if answer.reach is not None:
         most = ", the most that was tried" if answer.reach == MOST_GROWTH else ""
         lines.append(f"It still does at {answer.reach:g} times this traffic{most}")
@@ -291,6 +294,16 @@ def _heading(answer: "Answer") -> list[str]:
     else:
         lines.append("Give it more GPUs, or ease the SLO: see what misses in the table")
     return lines
+
+
+def _beside(shares: Sequence[float], wanted: float) -> tuple[list[str], str]:
+    """Shares as percentages, and what was asked for, with so many digits that each is seen to reach it or not."""
+    for digits in range(1, 7):
+        texts, asked = [f"{100 * share:.{digits}f}" for share in shares], f"{100 * wanted:.{digits}f}"
+        read = [(float(text) >= float(asked)) == (share >= wanted) for text, share in zip(texts, shares, strict=True)]
+        if all(read) and math.isclose(float(asked), 100 * wanted):
+            break
+    return [f"{text}%" for text in texts], f"{asked}%"
 
 
 def _command(answer: "Answer", output: str, profiles: list[Path]) -> str:
