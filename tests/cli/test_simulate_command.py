@@ -520,6 +520,18 @@ def test_rows_say_which_physics_the_engines_obeyed(physics: str) -> None:
     assert (row["physics"], row["completed"], row["broken"], row["retried"]) == (physics, 60, 0, 0)
 
 
+def test_times_between_tokens_are_not_told_where_engines_do_not_time_tokens() -> None:
+    """What was shown were the pauses of moved requests."""
+    moving = ("--policy", "ballast", "--rescheduling", "ares", "--physics", "sibyl-printed")
+    many = ("--workload", "sharegpt-reasoning", "--rate", "1.5", "--limit", "60")
+    (row,) = simulate(*many, "--endpoints", "1P3D@a100", *moving)
+    assert row["migrations"] > 0
+    assert set(row["tbt_s"].values()) == {None}
+    result = CliRunner().invoke(app, ["simulate", *SHORT, *moving, "--slo", "tbt=0.001"])
+    assert result.exit_code == 2
+    assert "--slo, --physics: physics sibyl-printed does not time single tokens" in result.output.replace("\n", " ")
+
+
 def test_an_unknown_physics_is_refused() -> None:
     """With what exists."""
     result = CliRunner().invoke(app, ["simulate", *SHORT, "--policy", "sibyl", "--physics", "sibyl"])

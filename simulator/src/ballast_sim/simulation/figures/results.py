@@ -53,8 +53,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "ttft_s": distribution(record.ttft_s for record in done),
         "tpot_s": distribution(record.tpot_s for record in done),
         "e2e_s": distribution(record.e2e_s for record in done),
-        "tbt_s": fleet.gaps.distribution(PERCENTILES),
-        "tbt_late_ratio": fleet.gaps.late_ratio,
+        **_between_tokens(fleet),
         "goodput_rps": met / span_s if span_s else 0.0,
         "goodput_tok_s": sum(record.generated_tokens for record in good) / span_s if span_s else 0.0,
         "attainment": met / len(records) if records else None,
@@ -80,6 +79,13 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
 def _last_token_s(record: Record) -> float | None:
     """A broken stream has newest tokens, too, and they count."""
     return record.newest_token_s if record.broken else record.last_token_s
+
+
+def _between_tokens(fleet: Fleet) -> dict[str, object]:
+    """The papers' physics do not time single tokens."""
+    if fleet.settings.physics != "vllm":
+        return {"tbt_s": distribution(()), "tbt_late_ratio": None}
+    return {"tbt_s": fleet.gaps.distribution(PERCENTILES), "tbt_late_ratio": fleet.gaps.late_ratio}
 
 
 def _per_request(counts: Sequence[int]) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.engine.scheduling import VLLM_OWN
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.autoscaling.controller import Autoscaler
 from ballast_sim.simulation.autoscaling.settings import Autoscaling
 from ballast_sim.simulation.figures.balance import EVERY_S, Balance
@@ -48,6 +49,13 @@ class Setup:
     fleet: FleetSettings = field(default_factory=lambda: FleetSettings(known_limits=False))
     autoscaling: Autoscaling | None = None
     """None: the machines stay as they are."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for an objective that such engines tell nothing of."""
+        if self.objective.tbt_s is not None and self.fleet.physics != "vllm":
+            raise SettingError(
+                ("slo", "physics"), f"physics {self.fleet.physics} does not time single tokens; leave tbt out"
+            )
 
     @property
     def unharmed(self) -> Setup:
