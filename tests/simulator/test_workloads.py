@@ -95,6 +95,20 @@ def test_all_formats_are_read(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("blank", ["\n", " \r\n\n"])
+def test_blank_lines_above_the_first_row_are_passed_over(blank: str, tmp_path: Path) -> None:
+    """As those below it are; lines count on."""
+    path = tmp_path / "trace"
+    line = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 1}\n'
+    for text, broken in ((line, "{"), ("arrival_s,input_tokens,output_tokens\n0,5,1\n", "0,x,1")):
+        path.write_bytes((blank + text).encode())
+        assert read_trace(path) == [WorkloadRequest(arrival_s=0.0, input_tokens=5, output_tokens=1)]
+        path.write_bytes((blank + text + broken).encode())
+        number = (blank + text).count("\n") + 1
+        with pytest.raises(TraceError, match=f"line {number}: "):
+            read_trace(path)
+
+
 BROKEN = {
     "empty": ("", "has no rows"),
     "header only": ("arrival_s,input_tokens,output_tokens\n", "has no rows"),

@@ -113,24 +113,26 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[Row]:
-    first = lines.readline()
+    first, above = lines.readline(), 1
+    while first and not first.strip():
+        first, above = lines.readline(), above + 1
     if "\0" in first:
         raise TraceError(f"{path}: is not a text file; expected CSV or JSONL, plain or gzip")
     if first.lstrip().startswith("["):
-        raise TraceError(f"{path}: line 1: is a JSON array; write one object a line (JSONL)")
+        raise TraceError(f"{path}: line {above}: is a JSON array; write one object a line (JSONL)")
     if not first.lstrip().startswith("{"):
         names = next(csv.reader([first]), [])
         reader = csv.DictReader(lines, fieldnames=[name.strip() for name in names])
         try:
             for values in reader:
-                number = 1 + reader.line_num
+                number = above + reader.line_num
                 if None in values:
                     raise TraceError(f"{path}: line {number}: has more fields than the header's {len(names)} columns")
                 yield Row(path, number, values)
         except csv.Error as error:
-            raise TraceError(f"{path}: line {1 + reader.reader.line_num}: is not CSV: {error}") from None
+            raise TraceError(f"{path}: line {above + reader.reader.line_num}: is not CSV: {error}") from None
         return
-    number = 0
+    number = above - 1
     while first:
         number += 1
         if first.strip():
