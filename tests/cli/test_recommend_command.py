@@ -210,6 +210,15 @@ def test_input_that_cannot_work_names_option_and_fix(arguments: list[str], words
     assert "Traceback" not in result.output
 
 
+def test_a_time_that_no_request_has_is_a_dash(tmp_path: Path) -> None:
+    """One token has no time between tokens."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,1\n1,100,1\n2,50,1\n")
+    result = recommend("--trace", str(trace), "--budget", "h20=2", "--seed", "0", "--jobs", "1")
+    assert "P99 TPOT -\n" in result.stderr
+    assert "nan" not in result.output
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

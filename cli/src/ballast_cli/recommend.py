@@ -270,6 +270,7 @@ def _prices(wishes: Wishes, question: "Question") -> dict[str, float] | None:
 
 def _heading(answer: "Answer") -> list[str]:
     """The answer in words."""
+    from ballast_cli.recommend_view import known
     from ballast_sim.recommend.search import MOST_GROWTH
 
     best, question = answer.best, answer.question
@@ -280,8 +281,8 @@ def _heading(answer: "Answer") -> list[str]:
         f"{question.source.name}, {answer.rate_rps:.3g} requests/s, mean {lengths.input_tokens:.0f} tokens in and "
         f"{lengths.output_tokens:.0f} out{', shared prefixes' if answer.shares_prefixes else ''}",
         f"{best.shape} with {best.variant.name}: {attained[0]} of requests within the SLO "
-        f"({verdict} {wanted}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
-        f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
+        f"({verdict} {wanted}), P99 TTFT {known(best.mean('ttft_s', 'p99'), 2, ' s')}, "
+        f"P99 TPOT {known(1e3 * best.mean('tpot_s', 'p99'), 1, ' ms')}",
     ]
     if len(answer.growth) > 2:
         headroom = zip(answer.growth, attained[1:], strict=True)

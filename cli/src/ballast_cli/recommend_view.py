@@ -1,5 +1,6 @@
 """What `ballast recommend` shows to people; all of it on standard error, the manifests have standard output."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,8 +64,8 @@ class View:
                 each.shape.replace(suffix, ""),
                 each.variant.name + ("*" if each.variant.obstacle else ""),
                 f"{each.attainment:.1%}",
-                f"{each.mean('ttft_s', 'p99'):.2f}",
-                f"{1e3 * each.mean('tpot_s', 'p99'):.1f}",
+                known(each.mean("ttft_s", "p99"), 2),
+                known(1e3 * each.mean("tpot_s", "p99"), 1),
                 f"{each.mean('goodput_rps'):.3g}",
                 *([f"{gpus_of(each.layout)}"] if priced else ()),
                 *([f"{cost_of(each.layout, prices):.4g}"] if prices else ()),
@@ -77,6 +78,11 @@ class View:
             self.note(f"({len(answer.candidates) - ROWS} more; --json has all)")
         for line in dropped(answer):
             self.note(line)
+
+
+def known(value: float, digits: int, unit: str = "") -> str:
+    """A figure; a dash where no request was completed, or none had a second token."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}{unit}"
 
 
 def _common_model(profiles: Sequence[str]) -> str:
