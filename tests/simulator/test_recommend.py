@@ -1,6 +1,7 @@
 """`ballast_sim.recommend`: budgets, layouts by arithmetic, the rule of choice, manifests."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from ballast_api.loading import load_manifest
 from ballast_api.policy_fit import engine_misfits
 from ballast_api.serving_pool import ServingPool
-from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_core.profiles.capacity import LengthStatistics, decode_rps
 from ballast_sim.recommend.budget import BudgetError, Hardware, parse_budget
 from ballast_sim.recommend.candidates import Candidate, ranked
@@ -146,6 +147,11 @@ def answer_of(parts: tuple[Part, ...], variant: Variant | None = None) -> Answer
     return Answer(question, 5.0, CHAT, False, 2000, None, (best,), (), (), Effort(1, 2000))
 
 
+def own(name: str) -> HardwareProfile:
+    """A profile of the user's."""
+    return replace(H20, name=name)
+
+
 def test_what_is_tried_together_is_carried_out_or_says_why_not() -> None:
     """Engines, too, are told what a policy needs of them."""
     together = (Part("C", A100, 2), Part("C", H20, 8))
@@ -171,6 +177,18 @@ def test_what_is_tried_together_is_carried_out_or_says_why_not() -> None:
         (
             (Part("P", A100, 2), Part("P", SHIPPED_PROFILES["a100-qwen3-32b-tp4"], 1), Part("D", H20, 5)),
             {"prefill-a100": ("Prefill", 2), "prefill-a100-2": ("Prefill", 1), "decode": ("Decode", 5)},
+        ),
+        (
+            (Part("C", own("rack.2-x"), 2), Part("C", own("rack-x"), 3), Part("C", own("rack-y"), 4)),
+            {
+                "flexible-rack-2": ("Flexible", 2),
+                "flexible-rack": ("Flexible", 3),
+                "flexible-rack-3": ("Flexible", 4),
+            },
+        ),
+        (
+            (Part("C", own("rtxpro6000.server-x"), 2), Part("C", own("rtxpro6000.server-y"), 3)),
+            {"flexible-rtxpro6000": ("Flexible", 2), "flexible-rtxpro600-2": ("Flexible", 3)},
         ),
     ],
 )

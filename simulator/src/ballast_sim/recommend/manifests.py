@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from ballast_api.common import API_VERSION
 from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.names import MAX_POOL_NAME
 from ballast_sim.recommend.layouts import Part
 from ballast_sim.recommend.search import Answer
 from ballast_sim.recommend.variants import FACE
@@ -111,13 +113,18 @@ def _connector(answer: Answer) -> Json:
 def _named(parts: Sequence[Part]) -> list[tuple[str, Part]]:
     """Pools by role, with the kind of hardware where a role has several, and a number where that is the same."""
     roles = Counter(ROLES[part.letter] for part in parts)
-    named: list[tuple[str, Part]] = []
+    named: dict[str, Part] = {}
     for part in parts:
         role = ROLES[part.letter]
         name = role.lower() if roles[role] == 1 else f"{role.lower()}-{_kind(part.profile.name)}"
-        taken = sum(known == name or known.startswith(f"{name}-") for known, _ in named)
-        named.append((f"{name}-{taken + 1}" if taken else name, part))
-    return named
+        named[next(each for each in _pool_names(name) if each not in named)] = part
+    return list(named.items())
+
+
+def _pool_names(name: str) -> Iterator[str]:
+    """The name as a pool may have it, and with a number from 2 on; profiles' names are longer and have dots."""
+    for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
+        yield name.replace(".", "-")[: MAX_POOL_NAME - len(suffix)].rstrip("-") + suffix
 
 
 def _kind(profile: str) -> str:
