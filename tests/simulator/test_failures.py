@@ -51,6 +51,7 @@ def simulate(
     policy: str = "least-requests",
     binding: Binding = Binding.LATE,
     gateways: int = 1,
+    physics: str = "vllm",
     stepwise: bool = False,
     log: list[tuple[float, Effect]] | None = None,
 ) -> Fleet:
@@ -59,7 +60,9 @@ def simulate(
         machines,
         DirectorSettings(prefill=placement, decode=placement, binding=binding, profiles=SHIPPED_PROFILES),
         FleetSettings(
-            gateways=gateways, failures=parse_failures(script, [machine.endpoint.id for machine in machines])
+            gateways=gateways,
+            physics=physics,
+            failures=parse_failures(script, [machine.endpoint.id for machine in machines]),
         ),
         on_effect=lambda effect, now_s: log.append((now_s, effect)) if log is not None else None,
         stepwise=stepwise,
@@ -149,13 +152,15 @@ def test_without_a_script_nothing_breaks() -> None:
     assert (figures["completed"], figures["broken"], figures["retried"]) == (30, 0, 0)
 
 
-def test_tokens_of_broken_streams_count_over_the_time_that_they_took() -> None:
+@pytest.mark.parametrize("policy", ["least-requests", "ballast"])
+@pytest.mark.parametrize("physics", ["vllm", "sibyl-printed"])
+def test_tokens_of_broken_streams_count_over_the_time_that_they_took(physics: str, policy: str) -> None:
     """No engine of this kind generates more than a hundred tokens a second for one request."""
     short = WorkloadRequest(arrival_s=0.0, input_tokens=100, output_tokens=10)
     long = WorkloadRequest(arrival_s=0.1, input_tokens=100, output_tokens=5000)
     script: list[dict[str, object]] = [{"at_s": 40.0, "endpoint": "d000", "kind": "crash", "down_s": 5}]
     for workload in ([short, long], [long]):
-        fleet = simulate("1P1D@h20-qwen3-32b", workload, script)
+        fleet = simulate("1P1D@h20-qwen3-32b", workload, script, policy=policy, physics=physics)
         figures = summarise(fleet, Objective())
         assert figures["broken"] == 1
         assert figures["duration_s"] == pytest.approx(40 - workload[0].arrival_s, abs=0.1)

@@ -342,4 +342,6 @@ class Fleet:
             self.report(record, DispatchFailed(self.book.id_of(record), stage, endpoint_id, Fault.BROKE))
             return
         record.broken, record.generated_tokens = True, output_tokens
+        if not self.world.settles:
+            record.newest_token_s = self.kernel.now_s  # such an engine times a request's first token and its last one
         self._end(record, Outcome.FAILED)
