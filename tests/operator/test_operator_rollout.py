@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -25,7 +25,7 @@ from ballast_operator.kinds import Kind, Manifest
 from ballast_operator.planning.references import parse_pool
 from ballast_operator.rollouts.allowances import Allowance, allowances, share
 from ballast_operator.rollouts.canary import has_room, pods_of
-from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
+from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts, strengths
 from ballast_operator.specs.revision import kv_revision
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import NAMESPACE, profile, reconciler, serving_pool, stored_condition
@@ -78,7 +78,16 @@ def settled(wanted: int, surge: int, unavailable: int) -> Pool:
 
 def look(pools: dict[str, Pool], target: str, skew: float, drains: random.Random | None = None) -> None:
     """`drains`: pods that are to go are emptied first, so a Deployment may ask for more than it should for long."""
-    act_on(pools, next_counts([pool.rolling(name, target) for name, pool in pools.items()], skew), drains)
+    order = strengths(
+        [
+            ("Prefill" if name == "p" else "Decode", revision, controller.counts(name))
+            for name, pool in pools.items()
+            for revision, controller in pool.revisions.items()
+        ]
+    )
+    rolling = [pool.rolling(name, target) for name, pool in pools.items()]
+    ordered = [replace(each, old=tuple(sorted(each.old, key=lambda old: order[old.name[2:]]))) for each in rolling]
+    act_on(pools, next_counts(ordered, skew), drains)
 
 
 def act_on(pools: dict[str, Pool], counts: Mapping[str, int], drains: random.Random | None) -> None:
@@ -198,6 +207,42 @@ def test_the_last_old_pair_stays_until_the_new_one_is_ready() -> None:
         assert all(pool.revisions["a"].pods == [True] for pool in pools.values())
     assert pools["p"].revisions["b"].pods == [True]
     assert roll(pools, "b", 0.25, chance, steps=400)
+
+
+ROOMY = st.builds(settled, st.integers(1, 5), st.integers(1, 2), st.just(0))
+TIGHT = st.builds(settled, st.integers(2, 5), st.integers(0, 1), st.integers(0, 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(st.tuples(ROOMY, ROOMY), st.tuples(TIGHT, TIGHT)), st.booleans(), st.integers(0, 1 << 30))
+def test_one_revision_always_serves_whatever_is_applied_in_between(
+    pools: tuple[Pool, Pool], drains: bool, seed: int
+) -> None:
+    """Three specs in any order, at any time: some revision has a ready pod in each pool."""
+    fleet, chance, target = dict(zip("pd", pools, strict=True)), random.Random(seed), "b"
+    for _ in range(1500):
+        if chance.random() < 0.005:
+            target = chance.choice("abc")
+        if chance.random() < 0.3:
+            look(fleet, target, 0.25, chance if drains else None)
+        chance.choice([c for pool in pools for c in pool.revisions.values()]).act(chance, starts=True)
+        assert any(all(pool.share(revision) for pool in pools) for revision in "abc")
+
+
+@pytest.mark.parametrize("unready", [True, False])
+def test_the_revision_that_serves_loses_its_pods_last(unready: bool) -> None:
+    """By the stage of which it has least, and by those that are ready."""
+    b = Counts("d-b", 3, 3, 0 if unready else 3)
+    order = strengths(
+        [
+            ("Prefill", "a", Counts("p-a", 1, 1, 1)),
+            ("Decode", "a", Counts("d-a", 1, 1, 1)),
+            ("Prefill", "b", Counts("p-b", 1, 1, 1)),
+            ("Decode", "b", b),
+            ("Decode", "c", Counts("d-c", 4, 4, 4)),
+        ]
+    )
+    assert sorted(order, key=order.__getitem__) == (["c", "b", "a"] if unready else ["c", "a", "b"])
 
 
 def test_prefill_does_not_run_ahead_of_decode() -> None:

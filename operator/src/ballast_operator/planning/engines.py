@@ -22,13 +22,12 @@ from ballast_operator.rollouts.allowances import Allowance, allowances
 from ballast_operator.rollouts.canary import Canary, Phase, pods_of
 from ballast_operator.rollouts.canarying import canary_of, with_canary
 from ballast_operator.rollouts.draining import Step, next_step
-from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
+from ballast_operator.rollouts.rollout import Counts, Rolling, Strength, next_counts, strengths
 from ballast_operator.rollouts.workloads import (
     counts_of,
     id_of,
     instances_of,
     revision_of,
-    strengths,
     workloads_of,
 )
 from ballast_operator.specs.drain_marks import with_drains
@@ -91,7 +90,7 @@ def wanted_engines(
     targets = {pool.name: _target(observed, pool, revision) for pool in known}
     asked = {pool.name: sum(counts_of(each).asked for each in workloads_of(observed, pool.name)) for pool in spec.pools}
     allowed = allowances(spec, instances, gpus_of_instances(spec, profiles), asked)
-    order = strengths(observed, spec)
+    order = _strengths(observed, spec)
     rolling = {
         pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name], order=order)
         for pool in known
@@ -178,7 +177,7 @@ def _back(
     have the canary's by now, and keep them."""
     revisions = {id_of(key_of(each)): revision_of(each) for pool in rolling for each in workloads_of(observed, pool)}
     olds = {revisions[old.name] for roll in rolling.values() for old in roll.old if old.most} - {canary.revision}
-    stable = max(olds, key=strengths(observed, spec).__getitem__, default=None)
+    stable = max(olds, key=_strengths(observed, spec).__getitem__, default=None)
     found = {}
     for name, roll in rolling.items():
         there = [old for old in roll.old if old.most and revisions[old.name] != canary.revision]
@@ -186,6 +185,11 @@ def _back(
         others = tuple(old for old in roll.old if old is not kept)
         found[name] = roll if kept is None else replace(roll, new=kept, old=(*others, roll.new))
     return found
+
+
+def _strengths(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, Strength]:
+    live = [(pool.role, each) for pool in spec.pools for each in workloads_of(observed, pool.name)]
+    return strengths([(role, revision_of(each), counts_of(each)) for role, each in live])
 
 
 def _without_api(observed: Observed, spec: ServingPoolSpec) -> list[PoolSpec]:
@@ -248,7 +252,7 @@ def _rolling(
     to: ObjectKey,
     allowed: Allowance,
     *,
-    order: Mapping[str, tuple[float, int, str]],
+    order: Mapping[str, Strength],
 ) -> Rolling:
     """Left-overs of rollouts that were given up go before the revision that serves, in the same `order` in all
     pools."""

@@ -20,9 +20,12 @@ many.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from ballast_api.names import RoleName
 
 _EPSILON: Final = 1e-9
 
@@ -79,6 +82,43 @@ class Rolling:
     def steady(self) -> bool:
         """Whether all new pods that were asked for are ready."""
         return self.new.kept == self.new.asked
+
+
+Strength = tuple[float, float, int, str]
+"""The highest serves most."""
+_STAGES: Final[Mapping[RoleName, tuple[str, ...]]] = {
+    "Prefill": ("prefill",),
+    "Decode": ("decode",),
+    "Flexible": ("prefill", "decode"),
+}
+"""Stages of a request that the instances of a pool do, by its role."""
+
+
+def strengths(workloads: Sequence[tuple[RoleName, str, Counts]]) -> Mapping[str, Strength]:
+    """What each KV revision serves: the smaller of its shares of the two stages, of instances that are ready, then of
+    those that are asked for; then its instances. `workloads`: role of the pool, revision and counts of each.
+
+    Revisions lose pods in this order, the same in all pools: one that keeps them in some pools only serves nothing.
+    """
+    ready, asked, most = (Counter[tuple[str, str]]() for _ in range(3))
+    for role, revision, counts in workloads:
+        for stage in _STAGES[role]:
+            ready[stage, revision] += counts.kept
+            asked[stage, revision] += counts.asked
+            most["", revision] += counts.most
+    total = Counter[str]()
+    for (stage, _), number in asked.items():
+        total[stage] += number
+    stages = [stage for stage, number in total.items() if number]
+    return {
+        revision: (
+            min((ready[stage, revision] / total[stage] for stage in stages), default=0.0),
+            min((asked[stage, revision] / total[stage] for stage in stages), default=0.0),
+            number,
+            revision,
+        )
+        for (_, revision), number in most.items()
+    }
 
 
 def next_counts(pools: Sequence[Rolling], max_skew: float) -> Mapping[str, int]:

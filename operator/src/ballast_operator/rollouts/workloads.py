@@ -5,10 +5,9 @@ The instances of a LeaderWorkerSet are its groups.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
@@ -143,34 +142,6 @@ def counts_of(workload: Manifest) -> Counts:
         pods=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
     )
-
-
-def strengths(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, tuple[float, int, str]]:
-    """What each KV revision can serve, the most the highest: the smaller of its shares of the two stages, then its
-    instances. They are the same for all pools: a revision that keeps its pods in one, and not in another, serves
-    nothing."""
-    asked: Counter[tuple[str, str]] = Counter()
-    most: Counter[str] = Counter()
-    for pool in spec.pools:
-        for each in workloads_of(observed, pool.name):
-            counts, revision = counts_of(each), revision_of(each)
-            most[revision] += counts.most
-            for stage in _STAGES[pool.role]:
-                asked[stage, revision] += counts.asked
-    total = {stage: sum(number for (of, _), number in asked.items() if of == stage) for stage, _ in asked}
-    stages = [stage for stage, number in total.items() if number]
-    return {
-        revision: (min((asked[stage, revision] / total[stage] for stage in stages), default=0.0), number, revision)
-        for revision, number in most.items()
-    }
-
-
-_STAGES: Final[Mapping[names.RoleName, tuple[str, ...]]] = {
-    "Prefill": ("prefill",),
-    "Decode": ("decode",),
-    "Flexible": ("prefill", "decode"),
-}
-"""Stages of a request that the instances of a pool do, by its role."""
 
 
 def instances_of(observed: Observed, pool: str, deployment: Manifest) -> tuple[Instance, ...]:
