@@ -517,6 +517,34 @@ def test_a_budget_is_for_surplus_instances_too(budget: int | None, expected: lis
     assert [found["prefill"], found["decode"]] == expected
 
 
+def test_larger_instances_count_for_a_budget_until_they_are_gone() -> None:
+    """A fleet of 34 GPUs in use goes from 8 to 4 for each decode: the first new pod has no GPU before an old one went,
+    and the Deployment has the new template only."""
+
+    def decodes_of(gpus: int, generation: int) -> Manifest:
+        decode = pool_entry("decode", "Decode", replicas=4, tensorParallelSize=gpus)
+        prefill = pool_entry("prefill", "Prefill", hardware="a100")
+        return serving_pool(prefill, decode, gpuBudget=34, generation=generation)
+
+    store = ObjectStore(decodes_of(8, 1), *REFERRED)
+    for _ in range(2):
+        look_at(store)
+        start_pods(store)
+        store.run_deployments()
+    store.put({**decodes_of(4, 2), "status": store.objects["ServingPool", NAMESPACE, "chat"]["status"]})
+    for _ in range(3):
+        look_at(store)
+        decode = store.objects["Deployment", NAMESPACE, "chat-decode"]
+        assert decode["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+        assert decode["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+        decode["metadata"]["generation"] = 2  # of which its controller has not said anything yet
+    start_pods(store)
+    decode["status"]["observedGeneration"] = 2
+    look_at(store)
+    decode = store.objects["Deployment", NAMESPACE, "chat-decode"]
+    assert decode["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 0}
+
+
 def test_a_surplus_that_has_begun_stays_when_others_need_its_gpus() -> None:
     """The last ready instance must not go before its successor is ready."""
     spec = parse_pool(serving_pool(gpuBudget=6)).spec

@@ -15,7 +15,7 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, Kind, Manifest, ObjectKey, key_of
 from ballast_operator.observed import Observed
-from ballast_operator.planning.instances import gpus_of_instances
+from ballast_operator.planning.instances import largest_instances
 from ballast_operator.problems import cluster
 from ballast_operator.problems.problem import Problem
 from ballast_operator.rollouts.allowances import Allowance, allowances
@@ -89,7 +89,8 @@ def wanted_engines(
     known = [pool for pool in known if pool not in lacking]
     targets = {pool.name: _target(observed, pool, revision) for pool in known}
     asked = {pool.name: sum(counts_of(each).asked for each in workloads_of(observed, pool.name)) for pool in spec.pools}
-    allowed = allowances(spec, instances, gpus_of_instances(spec, profiles), asked)
+    gpus = largest_instances(observed, spec, profiles)
+    allowed = allowances(spec, instances, gpus, asked)
     order = _strengths(observed, spec)
     rolling = {
         pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name], order=order)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Final
 
 from ballast_api import names
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import LEADER_WORKER_SET, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.planning.references import resolve
-from ballast_operator.rollouts.workloads import counts_of, ending_of, engine_pool_key, replicas_of, workloads_of
+from ballast_operator.rollouts.workloads import (
+    counts_of,
+    ending_of,
+    engine_pool_key,
+    holders_of,
+    pool_templates,
+    replicas_of,
+    workloads_of,
+)
 from ballast_operator.scaling.records import Stored, stored_among
 from ballast_operator.specs.engine_container import gpus_of
+from ballast_operator.specs.engine_group import nodes_of
 
 
 def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProfileSpec]) -> Mapping[str, int]:
@@ -25,6 +35,40 @@ def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProf
         for pool in spec.pools
         if pool.hardware in profiles
     }
+
+
+def largest_instances(
+    observed: Observed, spec: ServingPoolSpec, profiles: Mapping[str, HardwareProfileSpec]
+) -> Mapping[str, int]:
+    """The same of the largest instance that is wanted or there."""
+    wanted = gpus_of_instances(spec, profiles)
+    return {name: max(each, _gpus_held(observed, profiles, name)) for name, each in wanted.items()}
+
+
+def _gpus_held(observed: Observed, profiles: Mapping[str, HardwareProfileSpec], pool: str) -> int:
+    """GPUs of the largest instance that a pool has, of whatever spec. A Deployment that replaces pods has the newest
+    template only, so its pods are looked at, too."""
+    resources = {_GPUS, *(each.resource_name for each in profiles.values())}
+    live = [each for each in workloads_of(observed, pool) if counts_of(each).most]
+    sizes = [nodes_of(each) if each["kind"] == LEADER_WORKER_SET.kind else 1 for each in live]
+    held = [size * _gpus_in(template, resources) for size, template in zip(sizes, pool_templates(live), strict=True)]
+    held += [_gpus_in(pod, resources) for pod in holders_of(observed, pool)]
+    return max(held, default=0)
+
+
+_GPUS: Final[str] = HardwareProfileSpec.model_fields["resource_name"].default
+"""What GPUs are asked for as, unless a HardwareProfile says otherwise."""
+
+
+def _gpus_in(template: Manifest, resources: Collection[str]) -> int:
+    """GPUs of the engine in a pod, or in a template of pods."""
+    limits = [
+        (each.get("resources") or {}).get("limits") or {}
+        for each in (template.get("spec") or {}).get("containers") or ()
+        if each.get("name") == names.ENGINE_CONTAINER
+    ]
+    found = [str(each.get(name, "")) for each in limits for name in resources]
+    return max((int(each) for each in found if each.isdecimal()), default=0)
 
 
 def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[str, int]) -> Mapping[str, int]:

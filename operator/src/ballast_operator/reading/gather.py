@@ -16,6 +16,7 @@ from ballast_operator.gateways.loads import Loads
 from ballast_operator.gateways.measured import Measured
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
+    DEPLOYMENT,
     GATEWAY,
     GATEWAY_CLASS,
     HARDWARE_PROFILE,
@@ -230,4 +231,7 @@ def _all_ready(children: Iterable[Manifest]) -> bool:
 
 def _ready(workload: Manifest) -> bool:
     wanted, status = replicas_of(workload), workload.get("status") or {}
-    return bool(wanted == status.get("readyReplicas", 0) == status.get("updatedReplicas", 0))
+    seen = workload["kind"] != DEPLOYMENT.kind or (
+        status.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0)
+    )
+    return bool(seen and wanted == status.get("readyReplicas", 0) == status.get("updatedReplicas", 0))

@@ -163,6 +163,13 @@ def instances_of(observed: Observed, pool: str, deployment: Manifest) -> tuple[I
     )
 
 
+def holders_of(observed: Observed, pool: str) -> Iterator[Manifest]:
+    """Pods of a pool's Deployments that hold their GPUs."""
+    for pod in observed.pods:
+        if _label(pod, names.LABEL_POOL) == pool and not _label(pod, _LABEL_GROUPS) and not has_ended(pod):
+            yield pod
+
+
 def ending_of(observed: Observed, pool: str) -> int:
     """Instances that hold their GPUs and that no Deployment counts any more: their pods are ending. A LeaderWorkerSet
     counts its own until they are gone."""
