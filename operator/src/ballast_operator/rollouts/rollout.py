@@ -8,7 +8,8 @@ every instant and whatever the Deployments do in between:
 2. as many ready pods of a pool as before, or `wanted - unavailable` if that is less;
 3. the share of new pods of one pool at most `max_skew` above that of any other pool that still has old ones. Where
    whole pods do not allow that, the one step that leaves the least difference is made alone;
-4. an old pod of a pool that has a new one, while another pool has none that is ready: only together they serve.
+4. an old pod of a pool that has a new one, while another pool has none that is ready: until then a new one has
+   nobody to work with.
 
 While a canary is watched, a pool has as many new pods as the canary is to have, the others are old, and at least one
 is.
@@ -98,7 +99,7 @@ def strengths(workloads: Sequence[tuple[RoleName, str, Counts]]) -> Mapping[str,
     """What each KV revision serves: the smaller of its shares of the two stages, of instances that are ready, then of
     those that are asked for; then its instances. `workloads`: role of the pool, revision and counts of each.
 
-    Revisions lose pods in this order, the same in all pools: one that keeps them in some pools only serves nothing.
+    Revisions lose pods in this order, the same in all pools: one that keeps them in some pools only has pods that idle.
     """
     ready, asked, most = (Counter[tuple[str, str]]() for _ in range(3))
     for role, revision, counts in workloads:
@@ -157,7 +158,7 @@ def _skew_after(pool: Rolling, rolling: Sequence[Rolling]) -> float:
 
 
 def _within_bounds(pool: Rolling, goal: int, *, alone: bool) -> Mapping[str, int]:
-    """`alone`: its new pods serve nothing yet, as another pool has none."""
+    """`alone`: its new pods idle yet, as another pool has none."""
     asked = sum(each.asked for each in pool.old)
     needed = max(pool.wanted - pool.unavailable - pool.new.kept, 0)
     kept = min(sum(each.kept for each in pool.old), needed)
