@@ -827,6 +827,18 @@ def test_a_pool_that_left_the_spec_is_pruned() -> None:
     assert [item["metadata"]["name"] for item in plan(observed(children=children)).prune] == ["chat-old"]
 
 
+@pytest.mark.parametrize("wrong", [{"hardware": "h20o"}, {"nodesPerInstance": 2}], ids=str)
+def test_a_pool_that_left_the_spec_stays_while_its_successor_waits(wrong: dict[str, Any]) -> None:
+    """Renamed with a mistake it would lose all engines, and get none."""
+    prefill = pool("prefill", "Prefill", hardware="a100")
+    before = plan(observed(serving_pool(prefill, pool("old", "Decode")))).apply
+    children = tuple({**item, "metadata": {**item["metadata"], "uid": "u"}} for item in before)
+    edited = serving_pool(prefill, pool("new", "Decode", **wrong))
+    assert plan(observed(edited, children=children)).prune == ()
+    pruned = plan(observed(serving_pool(prefill, pool("new", "Decode")), children=children)).prune
+    assert ("Deployment", "chat-old") in {(item["kind"], item["metadata"]["name"]) for item in pruned}
+
+
 def test_a_child_that_is_being_deleted_is_not_deleted_again() -> None:
     """Its finalizers may take their time."""
     going = deployment("chat-old")

@@ -26,6 +26,7 @@ from ballast_operator.gateways.settings_reports import Report, reports, settings
 from ballast_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     ENGINE_POOL,
     HTTP_ROUTE,
     Manifest,
@@ -114,6 +115,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         around.append(profiles_config_map(owner, references.profiles, {**former, PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
+    held |= _former_pools(observed, spec) if fleet.held else set()
     kept = held.union(
         (key_of(item) for item in (*objects, *fleet.resize)),
         scaling.kept_objects(spec, owner.name),
@@ -155,6 +157,19 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         canary=wanted.canary,
         look_again_s=min(due_s, default=None),
     )
+
+
+def _former_pools(observed: Observed, spec: ServingPoolSpec) -> set[ObjectKey]:
+    """What belongs to pools that the spec names no more: others may be to take their place."""
+    pools = {"", *(pool.name for pool in spec.pools)}
+    return {key_of(child) for child in observed.children if _pool_of(child) not in pools}
+
+
+def _pool_of(child: Manifest) -> str:
+    """The pool that a child is labelled with, or a disruption budget selects; empty where it is of none."""
+    selector = (child.get("spec") or {}).get("selector") or {}
+    selected = selector.get("matchLabels") if child["kind"] == DISRUPTION_BUDGET.kind else None
+    return str(((selected or child["metadata"].get("labels")) or {}).get(names.LABEL_POOL, ""))
 
 
 def _not_accepted(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
