@@ -210,7 +210,7 @@ GATEWAY: Final = (
             "gauge",
             "",
             "Expected time until what waits now has been dispatched.",
-            "At the rate of the last seconds; near 0.2 `maxTtftS`: requests are being shed.",
+            "At the rate of the last seconds; near 0.1 to 0.2 `maxTtftS`: requests are being shed.",
         ),
         (
             "rejections_total",
