@@ -65,8 +65,8 @@ REQUEST_PATH: Final = Dashboard(
                 ),
                 Panel(
                     "Expected wait",
-                    "Until what waits now has been dispatched. Good: 0. Bad: near 0.2 `maxTtftS`: requests are being "
-                    "shed. Do: add engines.",
+                    "Until what waits now has been dispatched. Good: 0. Bad: near 0.1 to 0.2 `maxTtftS`: requests are "
+                    "being shed. Do: add engines.",
                     ((fleetwide("ballast_gateway_expected_wait_seconds"), "{{serving_pool}}"),),
                     unit="s",
                     width=8,
