@@ -101,12 +101,12 @@ def strengths(workloads: Sequence[tuple[RoleName, str, Counts]]) -> Mapping[str,
 
     Revisions lose pods in this order, the same in all pools: one that keeps them in some pools only has pods that idle.
     """
-    ready, asked, most = (Counter[tuple[str, str]]() for _ in range(3))
+    ready, asked, most = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[str]()
     for role, revision, counts in workloads:
+        most[revision] += counts.most
         for stage in _STAGES[role]:
             ready[stage, revision] += counts.kept
             asked[stage, revision] += counts.asked
-            most["", revision] += counts.most
     total = Counter[str]()
     for (stage, _), number in asked.items():
         total[stage] += number
@@ -118,7 +118,7 @@ def strengths(workloads: Sequence[tuple[RoleName, str, Counts]]) -> Mapping[str,
             number,
             revision,
         )
-        for (_, revision), number in most.items()
+        for revision, number in most.items()
     }
 
 
