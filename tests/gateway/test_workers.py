@@ -86,6 +86,11 @@ class Running:
         return [json.loads(line) for line in (self.folder / "err.log").read_text().splitlines()]
 
 
+def begun(worker: int) -> bool:
+    """Whether this process runs the worker's program yet: until then its supervisor waits for it to do so."""
+    return b"ballast_gateway.workers.process" in Path(f"/proc/{worker}/cmdline").read_bytes()
+
+
 def written(folder: Path, addresses: dict[str, str], **more: Any) -> Path:
     (folder / "endpoints.yaml").write_text(endpoints_text(addresses))
     data = {"workers": 2, "limits": {"drainGraceS": 0}, **more}
@@ -99,9 +104,10 @@ IMPATIENT = (
     "from ballast_cli.start import run\n"
     "from ballast_gateway.workers import supervisor\n"
     "supervisor._LOOK_S = 0.1\n"
+    "supervisor._LONGEST_START_S = 15.0\n"
     "run()",
 )
-"""Looks at its workers a hundred times as often."""
+"""Looks at its workers a hundred times as often, and waits an eighth of the time for a new one."""
 
 
 @asynccontextmanager
@@ -256,6 +262,19 @@ async def test_a_worker_that_hangs_for_long_is_killed_and_started_again(tmp_path
         await until(lambda: len(at.workers()) == 2 and hung not in at.workers(), 60)
         await at.ready()
         assert other in at.workers()
+        assert {await at.ask() for _ in range(20)} == {503}  # no engine, and all are answered
+
+
+async def test_a_worker_that_hangs_before_it_serves_is_killed_and_started_again(tmp_path: Path) -> None:
+    """It has no port yet at which it could be asked."""
+    async with running(tmp_path, {}, command=IMPATIENT) as at:
+        before = at.workers()
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: len(new := set(at.workers()) - set(before)) == 1 and begun(*new), 60)
+        [hung] = set(at.workers()) - set(before)
+        os.kill(hung, signal.SIGSTOP)
+        await until(lambda: len(at.workers()) == 2 and hung not in at.workers(), 60)
+        await at.ready()
         assert {await at.ask() for _ in range(20)} == {503}  # no engine, and all are answered
 
 

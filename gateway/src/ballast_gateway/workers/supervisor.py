@@ -42,6 +42,8 @@ _LAST_S: Final = 10.0
 _LOOK_S: Final = 10.0
 _MOST_MISSED: Final = 3
 """Looks in a row that a worker may leave without an answer: as a kubelet's at a gateway of one process."""
+_LONGEST_START_S: Final = 120.0
+"""For a worker to serve: many times what it takes on a busy machine, and for others it waits for seconds at most."""
 
 
 def run(settings: GatewaySettings, file: SettingsFile) -> int:
@@ -172,7 +174,8 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> bool:
-        """Returns when it serves, or False when it has ended before. Raises `OSError`: no process is to be had."""
+        """Returns when it serves, or False when it has ended before, or was killed since it had not come so far in
+        `_LONGEST_START_S`. Raises `OSError`: no process is to be had."""
         reads, writes = os.pipe()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -189,7 +192,13 @@ class _Worker:
         assert process.stdin is not None
         begins_with = self._taken
         process.stdin.write(Order(self.number, self.settings.dump(), self._text_hash, writes).line())
-        line = await _line_of(reads)
+        try:
+            async with asyncio.timeout(_LONGEST_START_S):
+                line = await _line_of(reads)
+        except TimeoutError:
+            _log.error("a worker does not come to serve, and is killed", extra={"worker": str(self.number)})
+            self.kill()
+            line = b""
         if not line:
             await self.ended()
             return False
