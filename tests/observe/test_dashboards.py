@@ -11,7 +11,7 @@ import yaml
 
 from ballast_api.metrics import GATEWAY, METRICS, OPERATOR, TARGET_LABELS
 from dashboards.everything import DASHBOARDS, generated_files
-from dashboards.rules import ALERTS, RECORDINGS
+from dashboards.rules import ALERTS, GATEWAYS_GONE, RECORDINGS
 from tests.support.promql import as_asked, named
 from tests.support.promtool import promtool
 
@@ -109,4 +109,4 @@ def sections() -> Iterator[str]:
 
 def test_each_alert_has_a_runbook() -> None:
     """A section of its name, and no section of an alert that is not there."""
-    assert list(sections()) == [each.name for each in ALERTS]
+    assert [*sections()] == [each.name for each in (*ALERTS, GATEWAYS_GONE)]

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards.rules import ALERTS
+from dashboards.rules import ALERTS, GATEWAYS_GONE
 from tests.support.promtool import promtool
 
-RULES = Path(__file__).resolve().parents[2] / "charts/ballast/rules/ballast.yaml"
+RULES = Path(__file__).resolve().parents[2] / "charts/ballast/rules"
 POOL = 'namespace="n",serving_pool="p"'
+BUILD = 'ballast_gateway_build_info{{namespace="{}",serving_pool="{}",pod="g0"}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,9 @@ CASES = (
     Case("BallastCertificateExpires", gauge(EXPIRY, 'face="proxy"', "900000x120"), "90m", False),
     Case("BallastOperatorDown", {}, "15m", True),
     Case("BallastOperatorDown", {f'{LOOKS}{{kind="ServingPool",result="done"}}': "0+1x60"}, "15m", False),
+    Case("BallastGatewaysGone", {}, "5m", True),
+    Case("BallastGatewaysGone", {BUILD.format("n", "another"): "1x60", BUILD.format("other", "p"): "1x60"}, "5m", True),
+    Case("BallastGatewaysGone", {BUILD.format("n", "p"): "1x60"}, "5m", False),
     Case("BallastLooksFail", looks(2, 1), "30m", True),
     Case("BallastLooksFail", looks(1, 2), "30m", False),
 )
@@ -149,14 +153,17 @@ CASES = (
 
 def test_each_alert_has_cases_of_both_kinds() -> None:
     """One in which it fires, one in which it does not."""
-    for alert in ALERTS:
+    for alert in (*ALERTS, GATEWAYS_GONE):
         assert {case.fires for case in CASES if case.alert == alert.name} == {True, False}, alert.name
 
 
 @pytest.mark.rotating(3)
 def test_alerts_fire_and_do_not(tmp_path: Path) -> None:
-    """All cases in one run."""
+    """All cases in one run, and those of `gateway.only` with the names that Helm writes in."""
     path = tmp_path / "cases.yaml"
     cases = [case.as_test() for case in CASES]
-    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases}))
+    only = tmp_path / "gateway-only.yaml"
+    only.write_text((RULES / "gateway-only.yaml").read_text().replace("NAMESPACE", "n").replace("RELEASE", "p"))
+    files = [str(RULES / "ballast.yaml"), str(only)]
+    path.write_text(yaml.safe_dump({"rule_files": files, "evaluation_interval": "1m", "tests": cases}))
     promtool("test", "rules", path)

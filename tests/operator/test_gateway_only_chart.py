@@ -158,15 +158,29 @@ def test_no_rule_and_no_dashboard_asks_an_operator_that_is_not_there() -> None:
     rules = objects(*ONLY, apis=MONITORING)["PrometheusRule"]["spec"]
     alerts = {rule.get("alert"): rule["expr"] for group in rules["groups"] for rule in group["rules"]}
     every = yaml.safe_load((ROOT / "charts/ballast/rules/ballast.yaml").read_text())["groups"]
-    assert set(alerts) == {
+    of_gateways = {
         rule.get("alert") for group in every for rule in group["rules"] if "ballast_operator_" not in rule["expr"]
     }
+    assert set(alerts) == of_gateways | {"BallastGatewaysGone"}
     assert {"BallastNoEndpoints", "BallastSloFastBurn"} <= set(alerts)
     assert "BallastOperatorDown" not in alerts
     boards = rendered(*ONLY[:-1])
     assert boards.returncode == 0, boards.stderr
     assert "front-ballast-dashboard-fleet" in boards.stdout
     assert "ballast_operator_" not in boards.stdout
+
+
+def test_an_alert_tells_that_all_gateways_are_gone() -> None:
+    """A ServingPool's conditions would say so, and here is none."""
+    values = (*ONLY, "monitoring.runbooks=https://runbooks.example/ballast")
+    groups = objects(*values, apis=MONITORING)["PrometheusRule"]["spec"]["groups"]
+    [rule] = [rule for group in groups for rule in group["rules"] if rule.get("alert") == "BallastGatewaysGone"]
+    assert rule["expr"] == 'absent(ballast_gateway_build_info{namespace="serving",serving_pool="front"})'
+    assert rule["annotations"]["summary"] == "No gateway of serving/front answers."
+    assert rule["annotations"]["runbook_url"] == "https://runbooks.example/ballast#ballastgatewaysgone"
+    with_operator = rendered("monitoring.dashboards=false", apis=MONITORING)
+    assert with_operator.returncode == 0, with_operator.stderr
+    assert "BallastGatewaysGone" not in with_operator.stdout
 
 
 @pytest.mark.parametrize(("label", "role"), [("prefill", "prefill"), ("decode", "decode"), ("both", "flexible")])

@@ -237,22 +237,40 @@ ALERTS: Final = (
 )
 
 
+GATEWAYS_GONE: Final = Alert(
+    "BallastGatewaysGone",
+    'absent(ballast_gateway_build_info{namespace="NAMESPACE",serving_pool="RELEASE"})',
+    "2m",
+    "page",
+    "No gateway of NAMESPACE/RELEASE answers.",
+    "Its clients get no answer, or the proxy in front of it says so.",
+)
+"""Where no operator watches the gateways. What is absent has no labels of its own, so the chart writes in the
+release's own namespace and name."""
+
+
+def _rule(alert: Alert, waits: str) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        "for": waits,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": f"{RUNBOOKS}#{alert.name.lower()}",
+        },
+    }
+
+
 def rule_file(*, waits: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What Prometheus reads. `waits`: other times for which alerts must hold, by name."""
     named = waits or {}
     recordings = [{"record": each.name, "expr": each.expression} for each in RECORDINGS]
-    alerts = [
-        {
-            "alert": each.name,
-            "expr": each.expression,
-            "for": named.get(each.name, each.waits),
-            "labels": {"severity": each.severity},
-            "annotations": {
-                "summary": each.summary,
-                "description": each.description,
-                "runbook_url": f"{RUNBOOKS}#{each.name.lower()}",
-            },
-        }
-        for each in ALERTS
-    ]
+    alerts = [_rule(each, named.get(each.name, each.waits)) for each in ALERTS]
     return {"groups": [{"name": "ballast-objectives", "rules": recordings}, {"name": "ballast", "rules": alerts}]}
+
+
+def gateway_only_file() -> dict[str, Any]:
+    """What the chart adds with `gateway.only`."""
+    return {"groups": [{"name": "ballast-gateway-only", "rules": [_rule(GATEWAYS_GONE, GATEWAYS_GONE.waits)]}]}
