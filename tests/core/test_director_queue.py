@@ -247,6 +247,20 @@ def test_a_request_for_a_model_whose_endpoints_are_full_holds_no_other_model_up(
     assert dispatched(d.on_event(done("a"), 2.0)) == ["b"]
 
 
+def test_a_request_with_ejected_endpoints_alone_does_not_wait_for_those_of_others() -> None:
+    """They are all that it has, and one of them is free."""
+    d = two_models()
+    ejected = d.inventory.slot_of(EndpointId("f0"))
+    assert ejected is not None
+    d.health.lose(ejected, "it is silent", 0.0)
+    assert only_dispatch(arrive(d, "a", 0.1, model="small")).decode.id == "f1"
+    arrive(d, "waits", 0.2, model="small")
+    assert dispatched(arrive(d, "b", 0.3, model="large")) == ["b"]
+    assert dispatched(arrive(d, "full", 0.4, model="large")) == []
+    assert dispatched(d.on_event(done("b"), 0.5)) == ["full"]
+    assert dispatched(d.on_event(done("a"), 0.6)) == ["waits"]
+
+
 def test_what_waits_is_grouped_anew_when_an_endpoint_serves_other_models() -> None:
     """One that no endpoint serves any more does not hold up those with which it waited until then."""
     d = bounded(("f0",))

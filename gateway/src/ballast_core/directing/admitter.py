@@ -215,12 +215,17 @@ class Admitter:
             self._waking_s = None
 
     def _any_free(self) -> bool:
-        """Whether a waiting request may be dispatched now, as far as that is known without placing it. Flexible
-        endpoints serve both stages, so none stands in for another role."""
-        placer = self._placer
+        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
         if self._capacity.any_free():
             return True
-        return placer.may_hand_off() and any(placer.stand_ins(entry) for entry in self._queue.restricted())
+        # Some may have endpoints that others do not get: those of one role for both stages (flexible ones do both
+        # anyway), or ones that are kept from requests with a choice.
+        placer = self._placer
+        alone, last = placer.may_hand_off(), placer.keeps_some_back()
+        return (alone or last) and any(
+            (alone and placer.stand_ins(entry)) or (last and placer.has_last_resort(entry))
+            for entry in self._queue.restricted()
+        )
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.

@@ -241,7 +241,7 @@ class Placer:
     def eligible(self, stage: Stage, entry: Entry) -> Candidates:
         """The `allowed` candidates of a stage; of the shunned ones, too, where nothing else is left."""
         found = self.allowed(self._inventory.candidates(stage), entry)
-        if found.endpoints or not (self._inventory.shunned or self._inventory.suspected):
+        if found.endpoints or not self.keeps_some_back():
             return found
         return self.allowed(self._inventory.ready(stage), entry)
 
@@ -299,6 +299,19 @@ class Placer:
             mixed = len(self._inventory.ready_revisions()) > 1 and not self.revisions(entry)
             return decode if mixed and decode.endpoints else None
         return prefill if prefill.endpoints else decode
+
+    def keeps_some_back(self) -> bool:
+        """Whether endpoints are kept from requests that have others."""
+        return bool(self._inventory.shunned or self._inventory.suspected)
+
+    def has_last_resort(self, entry: Entry) -> bool:
+        """Whether a stage of it has such endpoints alone, and one of them has capacity."""
+        kept_back = self._inventory.shunned | self._inventory.suspected
+        for stage in _STAGES:
+            candidates = self.eligible(stage, entry)
+            if kept_back.issuperset(candidates.slots.tolist()) and self._capacity.free(stage, candidates).endpoints:
+                return True
+        return False
 
     def exist_for(self, entry: Entry) -> bool:
         """Whether there are endpoints for a request, full or not: one role can serve it alone (`stand_ins`)."""
