@@ -124,6 +124,21 @@ def against_best(cell: str, runs: Runs, metric: Metric) -> Standing | None:
     return standing if standing is not None and standing.interval.count == len(COMPARISON_SEEDS) else None
 
 
+def both_tails(runs: Runs, policies: Sequence[str], seed: int) -> Mapping[str, float]:
+    """How many times the best of all of them each placement is, in the worse of its two headline metrics, 1 or more.
+
+    Empty if one of them has not run with this seed.
+    """
+    if not all((policy, seed) in runs for policy in policies):
+        return {}
+    found = dict.fromkeys(policies, 1.0)
+    for metric in HEADLINES:
+        best = runs[ranking(runs, metric, (seed,), policies)[0], seed]
+        for policy in policies:
+            found[policy] = max(found[policy], metric.worse(runs[policy, seed], best))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """How many standings are how far behind."""

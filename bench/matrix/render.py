@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from bench.common.intervals import Interval, interval
 from bench.matrix import record as recorded
-from bench.matrix.analyse import HEADLINES, METRICS, OURS, Metric, Standing, Tally, compare
+from bench.matrix.analyse import HEADLINES, METRICS, OURS, Metric, Standing, Tally, both_tails, compare
 from bench.matrix.cells import CELLS, COMPARISON_SEEDS, DECODE, PREFILL, SELECTION_SEEDS, Cell
 from bench.matrix.measure import ORACLE
 from bench.matrix.record import CHECKOUT, Record, RecordedCell
@@ -28,6 +28,8 @@ FIRST_SEED = COMPARISON_SEEDS[0]
 LAYOUTS = {False: "prefill and decode apart", True: "colocated"}
 """What a page says of a fleet, by `Fleet.colocated`: placements do not stand alike in both."""
 COLOCATED_CELLS = frozenset(cell.name for cell in CELLS if cell.fleet.colocated)
+_TOLERANCES = (0.02, 0.05, 0.1, 0.2)
+_LISTED = 6
 COMPARED = f"{', '.join(map(str, COMPARISON_SEEDS[:-1]))} and {COMPARISON_SEEDS[-1]}"
 
 HEAD = """# Which placement for which traffic: the matrix
@@ -118,6 +120,7 @@ def _lines(record: Record) -> Iterator[str]:
     yield from _advice(standings)
     yield from _summary(standings)
     yield from _losing(standings)
+    yield from _both_tails(cells, placements)
     yield from _each_placement(cells, placements)
     yield from _oracle(cells)
     yield DATA
@@ -217,6 +220,43 @@ def _losing(standings: Sequence[Standing]) -> Iterator[str]:
             _bounds(found.interval),
         )
     yield ""
+
+
+def _both_tails(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequence[str]) -> Iterator[str]:
+    yield "## Both tails at once\n"
+    yield (
+        f"The best baseline of P99 TPOT is seldom that of P99 TTFT. Here a placement is as far from the best as in the "
+        f"worse of the two, the best of all placements in each (seed {SCREENING}). Listed are the {_LISTED} that hold "
+        "both tails in most cells; the last row counts the cells in which one of all does, ballast left out.\n"
+    )
+    names = [policy for policy in placements if policy != ORACLE]
+    for layout, known in _in_layouts(cells, lambda known: known[0].name):
+        excesses = [found for _, each in known if (found := both_tails(each.figures, names, SCREENING))]
+        if not excesses:
+            continue
+        yield f"### {layout.capitalize()}: {len(excesses)} cells\n"
+        yield from _header(
+            "placement", *(f"within {100 * tolerance:.0f} %" for tolerance in _TOLERANCES), "in the worst cell"
+        )
+        by_policy = {policy: [found[policy] for found in excesses] for policy in names}
+        for policy in sorted(names, key=lambda policy: (-_within(by_policy[policy], _TOLERANCES[-1]), policy))[
+            :_LISTED
+        ]:
+            yield _tails_row(f"`{policy}`" if policy == OURS else policy, by_policy[policy])
+        yield _tails_row(
+            "the best of the others in each cell",
+            [min(found[policy] for policy in names if policy != OURS) for found in excesses],
+        )
+        yield ""
+
+
+def _tails_row(title: str, excesses: Sequence[float]) -> str:
+    counts = (_within(excesses, tolerance) for tolerance in _TOLERANCES)
+    return _row(title, *counts, f"{max(excesses):.2f} times")
+
+
+def _within(excesses: Iterable[float], tolerance: float) -> int:
+    return sum(excess <= 1 + tolerance for excess in excesses)
 
 
 def _each_placement(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequence[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from bench.matrix.analyse import (
     Tally,
     against_best,
     best_baseline,
+    both_tails,
     compare,
     contenders,
 )
@@ -115,3 +116,15 @@ def test_a_tally_counts_what_is_far_behind() -> None:
     assert (tally.count, tally.within_2_percent, tally.beyond_5_percent) == (5, 3, 1)
     assert (tally.surely_worse, tally.better) == (2, 1)
     assert tally.worst_ratio == pytest.approx(1.2)
+
+
+def test_both_tails_are_as_good_as_the_worse_of_them() -> None:
+    """One that is the best in one tail and twice the best in the other is 2 from the best; all must have run."""
+    runs = {
+        ("quick-tokens", 7): figures(tpot_s=0.02, ttft_s=2.0),
+        ("quick-start", 7): figures(tpot_s=0.06, ttft_s=1.0),
+        ("between", 7): figures(tpot_s=0.022, ttft_s=1.05),
+    }
+    found = both_tails(runs, ["quick-tokens", "quick-start", "between"], 7)
+    assert found == pytest.approx({"quick-tokens": 2.0, "quick-start": 3.0, "between": 1.1})
+    assert both_tails(runs, ["quick-tokens", "absent"], 7) == {}
