@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ballast_api.rehearsal_job import RehearsalJob
+from ballast_api.rehearsal_job import RehearsalJob, job_bytes
 from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.records import explained
 from ballast_operator.gateways.gateway_pods import GatewayPod
@@ -207,6 +207,22 @@ def test_one_at_a_time_and_none_outlives_its_use() -> None:
 
 def test_a_worker_that_fails_says_why_in_a_line() -> None:
     rehearsals, name = idle(sys.executable, "-c", "raise SystemExit('no such thing')"), ("n", "a")
+    rehearsals.begin(name, BUDGET, job(), [], b"")
+    over(rehearsals)
+    found = rehearsals.take(name)
+    assert found is not None
+    assert found.answer.problem == "the worker ended with 1: no such thing"
+
+
+def test_a_worker_that_fails_before_it_has_its_job_says_why_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is written in vain then."""
+    rehearsals, name = idle(sys.executable, "-c", "raise SystemExit('no such thing')"), ("n", "a")
+
+    def late(job: RehearsalJob) -> bytes:
+        assert gone(pid_of(rehearsals, name))
+        return job_bytes(job)
+
+    monkeypatch.setattr("ballast_operator.steering.rehearsing.job_bytes", late)
     rehearsals.begin(name, BUDGET, job(), [], b"")
     over(rehearsals)
     found = rehearsals.take(name)

@@ -8,6 +8,7 @@ the equilibrium decides at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import subprocess
@@ -231,8 +232,9 @@ class Rehearsals:
                 try:
                     process.stdin.write(job_bytes(job))
                     process.stdin.flush()
-                except BrokenPipeError:
-                    pass  # it is gone: its exit status says why
+                except BrokenPipeError:  # it is gone: its exit status says why
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()  # else what is left of the job is tried again at the end
                 body = process.stdout.read()
                 said = process.stderr.read()
                 process.wait()
