@@ -259,6 +259,16 @@ def test_a_slot_that_is_taken_again_begins_with_its_new_profile() -> None:
         book.model(5)
 
 
+def test_a_profile_without_a_floor_keeps_a_step_that_takes_time() -> None:
+    """All of the constant is overhead there, and such steps grow faster than the law: a line through them begins below
+    0."""
+    model = StepTimeModel(replace(H20_QWEN3_32B, overhead_ms=5.0, a_ms=0.0, d_ms_per_token=0.05))
+    for step in range(100):
+        decodes = 1 + step % 64
+        assert model.observe((1 + 0.01 * decodes**2) / 1e3, decodes, 1_000 * decodes, now_s=2.0 * step)
+        assert model.profile.overhead_ms >= 5.0 / model.settings.max_factor
+
+
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="prior_observations: must be above 0"):
         StepTimeSettings(prior_observations=0)

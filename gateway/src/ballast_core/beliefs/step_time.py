@@ -49,7 +49,8 @@ class StepTimeSettings:
     uninformed_prior_observations: float = 0.01
     """The same for an endpoint whose hardware is unknown."""
     max_factor: float = 8.0
-    """Each part of the law stays within this factor of its profile, slower or faster; the constant may vanish."""
+    """Each part of the law stays within this factor of its profile, slower or faster; the constant may vanish beside a
+    floor `a`: without both a step would take no time."""
     uninformed_max_factor: float = 100.0
     """The same for an endpoint whose hardware is unknown."""
 
@@ -75,7 +76,8 @@ class StepTimeModel:
         limit = self.settings.max_factor if known else self.settings.uninformed_max_factor
         expected = np.array([self.base.overhead_ms / (self.base.overhead_ms + self.base.a_ms), 1.0, 1.0])
         self._expected: FloatArray = expected
-        self._lowest: FloatArray = np.array([0.0, 1.0 / limit, 1.0 / limit])
+        least_constant = 0.0 if self.base.a_ms > 0 else 1.0 / limit
+        self._lowest: FloatArray = np.array([least_constant, 1.0 / limit, 1.0 / limit])
         self._highest: FloatArray = np.full(3, limit)
         self._matrix: FloatArray = np.zeros((3, 3))
         self._vector: FloatArray = np.zeros(3)
