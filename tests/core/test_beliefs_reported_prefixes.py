@@ -147,6 +147,21 @@ def test_what_is_routed_counts_until_it_is_reported_or_overdue() -> None:
     assert found(target, tokens, slots=1) == [4]
 
 
+def test_what_is_routed_is_overdue_where_nothing_else_happens() -> None:
+    """As where the client left before its prompt was computed, and the endpoint idles."""
+    target, engine, tokens = index(A, B), Engine(), list(range(13))
+    for endpoint in (A, B):
+        tell(target, endpoint, engine.store([50] * 4, 0, 1))
+    target.record(0, PromptTokens.of(tokens), 1.0)
+    target.record(1, PromptTokens.of(tokens), 11.0)
+    target.forget_overdue(30.5)
+    assert found(target, tokens) == [12, 12]
+    target.forget_overdue(31.5)
+    assert found(target, tokens) == [0, 12]
+    target.forget_overdue(41.5)
+    assert found(target, tokens) == [0, 0]
+
+
 def test_reports_with_a_gap_are_true_but_not_all() -> None:
     target, engine, tokens = index(A), Engine(), list(range(13))
     target.begin(A, 0, 1000, "its history is too short")
@@ -272,8 +287,7 @@ def test_the_index_is_the_engines_truth_after_any_sequence(
                 if what == "end":
                     target.end(endpoint)
                 target.begin(endpoint, 0, 1000)
-    for endpoint, engine in engines.items():  # what was routed and not reported is overdue by now
-        tell(target, endpoint, engine.store([2] * SIZE, 0, 1), now_s=1e6)
+    target.forget_overdue(1e6)
     for tokens in seen:
         assert found(target, [*tokens, 0]) == [engines[A].hit([*tokens, 0]), engines[B].hit([*tokens, 0])]
     for endpoint, engine in engines.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,9 @@ from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Observation, RequestId
 from ballast_core.model.events import (
+    CacheReported,
+    CacheReportsBegun,
+    ClientGone,
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
@@ -20,7 +25,9 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
 )
+from ballast_core.model.kv_reports import BlocksStored
 from ballast_core.model.observations import Observations
+from ballast_core.model.prompt_tokens import PromptTokens, packed
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
@@ -80,3 +87,18 @@ def test_a_scrape_is_as_good_as_its_events(rounds: list[tuple[list[tuple[type, s
         one_by_one.beliefs.step_times.predict_s(slots, loads, 100 * loads),
         at_once.beliefs.step_times.predict_s(slots, loads, 100 * loads),
     )
+
+
+def test_scrapes_end_what_was_only_expected_of_an_endpoint_that_reports_its_blocks() -> None:
+    """The client left before its prompt was computed, and nothing else is sent there."""
+    director, ids = started(), list(range(100))
+    p0, asked = EndpointId("p0"), replace(request("asked"), tokens=PromptTokens.of(ids))
+    one_block = BlocksStored((b"1",), None, packed([7] * 16), 16)
+    director.on_event(CacheReportsBegun(p0, 0, 1000), 2.0)
+    director.on_event(CacheReported(p0, 0, (one_block,)), 2.0)
+    director.on_event(RequestArrived(asked), 3.0)
+    director.on_event(ClientGone(asked.id), 3.1)
+    slots = director.inventory.known_slots()
+    assert director.beliefs.cached_tokens(asked, slots).max() == 96
+    director.on_event(EndpointsScraped(Observations.of([(endpoint("d0"), observation(at_s=40.0))])), 40.0)
+    assert director.beliefs.cached_tokens(asked, slots).max() == 0

@@ -14,6 +14,7 @@ one's prefix while it waits for its turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -94,6 +95,8 @@ class ReportedPrefixes:
         self._slots: dict[int, EndpointId] = {}
         self._free: list[int] = []
         self._lanes = 0
+        self._due_s = math.inf
+        """No block that was routed is overdue before."""
         self._table: tuple[IntArray, BoolArray] | None = None
         """By slot: the lanes of its ranks (-1: none), and whether what they report is complete."""
         self._asked: PromptTokens | None = None
@@ -268,6 +271,7 @@ class ReportedPrefixes:
         self._expire(cache, now_s)
         bit, holders, until_s = 1 << cache.lane, self._holders, now_s + self.confirm_s
         expected = cache.expected
+        self._due_s = min(self._due_s, until_s)
         for our in self._names(prompt, cache.block_size, len(prompt) // cache.block_size):
             held = holders.get(our, 0)
             if not held & bit:
@@ -279,6 +283,16 @@ class ReportedPrefixes:
         for our in list(expected)[: max(len(expected) - cache.most_blocks, 0)]:
             del expected[our]
             self._release(our, bit)
+        self._answer = None
+
+    def forget_overdue(self, now_s: float) -> None:
+        """Drop what was routed anywhere and whose report is overdue. Call it now and then."""
+        if now_s < self._due_s:
+            return
+        caches = [cache for ranks in self._caches.values() for cache in ranks.values() if cache.expected]
+        for cache in caches:
+            self._expire(cache, now_s)
+        self._due_s = min((next(iter(each.expected.values())) for each in caches if each.expected), default=math.inf)
         self._answer = None
 
     def _expire(self, cache: _Cache, now_s: float) -> None:

@@ -197,16 +197,18 @@ class Learner:
         """An endpoint was scraped: do the periodic work, outside of any decision."""
         if self._learns_step_times and now_s - self._since_s_of[slot] >= _STEP_TIME_EVERY_S:
             self._learn_step_time(slot, now_s)
-        self._renew_lengths(now_s)
+        self._renew(now_s)
 
     def observed_all(self, slots: IntArray, now_s: float) -> None:
         """`observed` for many slots."""
         if self._learns_step_times:
             for slot in slots[now_s - self._since_s[slots] >= _STEP_TIME_EVERY_S].tolist():
                 self._learn_step_time(slot, now_s)
-        self._renew_lengths(now_s)
+        self._renew(now_s)
 
-    def _renew_lengths(self, now_s: float) -> None:
+    def _renew(self, now_s: float) -> None:
+        if self._learns_prefixes:
+            self.beliefs.reported.forget_overdue(now_s)
         if self._learns_lengths:
             if now_s - self._aged_s >= _AGE_EVERY_S:
                 self._age(now_s)
