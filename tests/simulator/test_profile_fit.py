@@ -429,6 +429,9 @@ def test_a_folder_is_read_by_name_and_a_restart_is_passed_over(tmp_path: Path) -
     ]
 
 
+OLDER = (scrape(1) + scrape(2)).replace("inter_token_latency", "time_per_output_token").replace(":kv_", ":gpu_")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -441,6 +444,8 @@ def test_a_folder_is_read_by_name_and_a_restart_is_passed_over(tmp_path: Path) -
         (scrape(1) + scrape(2).replace('engine="0"', 'engine="1"'), "holds engines 0, 1; scrape one engine alone"),
         (scrape(1).replace("block_size", "size"), "needs block_size and num_gpu_blocks"),
         ("vllm:a 1\nvllm:a 2\n", "no vllm:cache_config_info"),
+        (OLDER, "no vllm:inter_token_latency_seconds_count, vllm:kv_cache_usage_perc, as in older releases of vLLM"),
+        (scrape(1) + scrape(2, time_to_first_token_seconds_count=3), "no vllm:prompt_tokens_by_source_total, as in"),
     ],
 )
 def test_scrapes_that_cannot_be_used_are_refused(text: str, message: str, tmp_path: Path) -> None:

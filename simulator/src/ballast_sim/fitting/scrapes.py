@@ -19,6 +19,8 @@ from ballast_sim.fitting.errors import FitInputError
 from ballast_sim.fitting.measurements import SHORTEST_MS, Measurements, read_text
 from ballast_sim.fitting.samples import Sample
 
+NEEDED = ("inter_token_latency_seconds_count", "num_requests_running", "kv_cache_usage_perc")
+PROMPTS = "prompt_tokens_by_source_total"
 LARGEST_VALUE = 1e18  # bytes moved; beyond, a file is broken
 FEWEST_GAPS = 20  # of an interval; with fewer its mean is too noisy
 FEWEST_STEPS = 10  # or counters that grow at different moments of a step belong to different steps
@@ -56,6 +58,11 @@ def read_scrapes(paths: Sequence[Path], max_num_batched_tokens: int) -> Measurem
     facts = scrapes[-1].facts
     if not facts:
         raise FitInputError(f"{scrapes[-1].path}: line {scrapes[-1].line}: no vllm:cache_config_info with block_size")
+    if missing := _missing(scrapes[-1]):
+        raise FitInputError(
+            f"{scrapes[-1].path}: line {scrapes[-1].line}: no {', '.join(missing)}, as in older releases of vLLM; "
+            "update it, or fit a step log or a benchmark file"
+        )
     second_moment = _second_moment_ratio(scrapes[0], scrapes[-1])
     samples: list[Sample] = []
     passed_over: dict[str, int] = {}
@@ -67,6 +74,13 @@ def read_scrapes(paths: Sequence[Path], max_num_batched_tokens: int) -> Measurem
             samples.append(sample)
     notes = [f"{count} intervals passed over: {reason}" for reason, count in passed_over.items()]
     return Measurements(samples=samples, facts=facts, notes=notes)
+
+
+def _missing(scrape: _Scrape) -> list[str]:
+    """Metrics without which a step's work is not known: as 0 they would be read into the coefficients of the rest."""
+    needed = (*NEEDED, PROMPTS) if scrape.get("time_to_first_token_seconds_count") else NEEDED
+    there = {name for name, _ in scrape.values}
+    return [f"vllm:{name}" for name in needed if f"vllm:{name}" not in there]
 
 
 def _interval(
@@ -94,7 +108,7 @@ def _interval(
     decodes = gaps / steps
     if abs(decodes / (sum(running) / 2) - 1) > LARGEST_CHANGE_RATIO:
         return "the number of running requests changed too much"
-    prompts = max(grown("prompt_tokens_by_source_total", "local_compute"), 0.0)
+    prompts = max(grown(PROMPTS, "local_compute"), 0.0)
     used_ratio = (first.get("kv_cache_usage_perc") + second.get("kv_cache_usage_perc")) / 2
     half_empty_tokens = decodes * facts["block_size"] / 2
     context = max(used_ratio * facts["kv_tokens"] - half_empty_tokens, 0.0)
