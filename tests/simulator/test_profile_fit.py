@@ -259,6 +259,8 @@ ROW = {"duration_ms": 5.0, "decodes": 2, "decode_context_tokens": 90, "tokens": 
     [
         ({"duration_ms": -1}, "line 2: duration_ms: must be from 0 to 1e+12, not -1"),
         ({"duration_ms": 0}, "line 2: duration_ms: must be above 0"),
+        ({"prefills": [512, 0]}, "line 2: prefills: must be a list with [tokens, tokens computed before] for each"),
+        ({"prefills": 512}, "line 2: prefills: must be a list with [tokens, tokens computed before] for each"),
         ({"duration_ms": "soon"}, "line 2: duration_ms: must be a number, not 'soon'"),
         ({"decodes": float("nan")}, "line 2: decodes: must be from 0 to 1e+12, not nan"),
         ({"tokens": 1}, "line 2: tokens: must be at least 1 and one for each of the 2 decodes, not 1"),

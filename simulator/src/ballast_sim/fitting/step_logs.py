@@ -83,7 +83,12 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     if duration_ms < SHORTEST_MS:
         raise ValueError(f"duration_ms: must be above 0: a step takes time, not {duration_ms:g}")
     if "prefills" in row:
-        chunks = [(_checked(n, "prefills"), _checked(before, "prefills")) for n, before, *_ in row["prefills"]]
+        try:
+            found = [(n, before) for n, before, *_ in row["prefills"]]
+        except (TypeError, ValueError):
+            wanted = "a list with [tokens, tokens computed before] for each chunk"
+            raise ValueError(f"prefills: must be {wanted}, not {row['prefills']!r}") from None
+        chunks = [(_checked(n, "prefills"), _checked(before, "prefills")) for n, before in found]
         tokens = decodes + sum(n for n, _ in chunks)
         pairs = sum(n * (before + n / 2) for n, before in chunks)
     else:
