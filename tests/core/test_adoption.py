@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, RequestId, Stage
@@ -34,7 +36,7 @@ from ballast_core.policies.registry import build_placement
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.ledger import Phase
-from tests.support.core_builders import director, endpoint, only_dispatch, request
+from tests.support.core_builders import director, endpoint, observation, only_dispatch, request
 from tests.support.director_strategies import Restless
 from tests.support.recount import check_books
 
@@ -89,6 +91,24 @@ def test_one_that_runs_already_is_booked_with_its_tokens() -> None:
     d.on_event(RequestAdopted(request(THEIRS), D2, decoding=True, generated_tokens=40), 0.0)
     assert d.ledger.decode_load(slot(d, D2))[:2] == (1, 140)
     check_books(d.ledger)
+
+
+def test_lengths_are_learned_only_from_the_life_that_was_seen() -> None:
+    """A gateway that restarts adopts what runs, mostly long answers: that the short ones have ended it did not see."""
+    d = Director(replace(director().settings, learn=Belief.LENGTHS))
+    for name in ("p0", "d0"):
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    for k in range(20):
+        d.on_event(RequestAdopted(request(f"gw-b/{k}"), D0, decoding=True, generated_tokens=4000), 0.0)
+    for k in range(20):
+        d.on_event(RequestArrived(request(f"short-{k}")), 1.0)
+        d.on_event(RequestEnded(RequestId(f"short-{k}"), Outcome.COMPLETED, 100), 2.0)
+    d.on_event(EndpointObserved(endpoint("d0"), observation(at_s=3.0)), 3.0)
+    assert d.beliefs.lengths.tables(4.0).survival(np.array([128.0]))[0] < 0.05
+    for k in range(20):
+        d.on_event(RequestEnded(RequestId(f"gw-b/{k}"), Outcome.COMPLETED, 4100), 5.0)
+    seen = d.beliefs.lengths.tables(6.0).effective_samples(np.array([0.0, 2000.0, 4000.0]))
+    assert seen.tolist() == pytest.approx([20, 0, 20], rel=0.05)
 
 
 @pytest.mark.parametrize(("decode", "prefill"), [("nobody", None), ("d0", "nobody")])

@@ -53,7 +53,7 @@ class Adoption:
         first_slot = decode_slot if prefill_slot is None else prefill_slot
         if known is not None and not known.adopted:
             return
-        counted_tokens = 0
+        counted_tokens = event.generated_tokens  # what ended before was not seen: only its life from now on counts
         if known is None:
             entry = ledger.open(request, now_s, adopted=True)
         elif known.decode_slot == decode_slot and event.decoding == (known.phase is Phase.DECODING):
