@@ -5,8 +5,11 @@ from __future__ import annotations
 import typing
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.directing.director import Director
 from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, RequestId, Stage
 from ballast_core.model.effects import Cancel, Handoff, Hold, Reject, WakeAt
 from ballast_core.model.events import (
@@ -361,3 +364,18 @@ def test_every_event_is_understood_and_one_of_a_request_that_is_over_changes_not
         else:
             assert d.on_event(kind(RequestId("over"), *("x" for _ in fields(kind)[1:])), 1.0) == []
     assert len(d.ledger) == 1
+
+
+@pytest.mark.parametrize("learn", [Belief.LENGTHS, Belief.LENGTHS | Belief.EMA_LENGTHS])
+def test_who_leaves_before_the_first_token_teaches_no_length(learn: Belief) -> None:
+    """To SIBYL's estimator, which takes what was generated for the length, they were answers of 0 tokens."""
+    d = Director(replace(director().settings, learn=learn))
+    for name in ("p0", "d0"):
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    d.on_event(RequestArrived(request("whole")), 0.0)
+    d.on_event(RequestEnded(RequestId("whole"), Outcome.COMPLETED, 1000), 1.0)
+    before = d.beliefs.lengths.tables(2.0).expected_remaining(np.zeros(1))
+    for k in range(500):
+        d.on_event(RequestArrived(request(f"r{k}")), 2.0)
+        d.on_event(ClientGone(RequestId(f"r{k}")), 2.0)
+    assert d.beliefs.lengths.tables(3.0).expected_remaining(np.zeros(1)) == pytest.approx(before)

@@ -184,8 +184,8 @@ class Learner:
         if not self._learns_lengths:
             return
         length = max(output_tokens, entry.generated_tokens)
-        if length == 0 and outcome is Outcome.COMPLETED:
-            return  # its tokens were not counted
+        if length == 0:
+            return  # its tokens were not counted, or it left or failed before any: nothing of its length was seen
         limit = entry.request.max_output_tokens
         cut = outcome is not Outcome.COMPLETED or (limit is not None and length >= limit)
         counted = float(entry.counted_tokens)
