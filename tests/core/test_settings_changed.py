@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from ballast_core.model.events import (
     FirstToken,
     LeadershipChanged,
     PrefillDone,
+    Progress,
     RequestArrived,
     RequestEnded,
     SegmentDone,
@@ -216,6 +218,23 @@ def test_beliefs_that_a_new_policy_reads_are_learned_from_now_on() -> None:
     again = Request(RequestId("b"), 64, block_hashes=(1, 2), block_size=32)
     on.on_event(RequestArrived(again), 0.2)
     assert on.beliefs.cached_tokens(again, on.inventory.known_slots()).max() == 64
+
+
+def test_lengths_are_learned_from_the_life_after_the_change() -> None:
+    """Those that run then are mostly long: that the short ones have ended was not followed."""
+    on = director(names=("p0", "d0"))
+    change(on, learn=Belief.RATES)
+    for k in range(20):
+        on.on_event(RequestArrived(request(f"long-{k}")), 0.0)
+        on.on_event(PrefillDone(RequestId(f"long-{k}")), 0.1)
+        on.on_event(FirstToken(RequestId(f"long-{k}")), 0.2)
+        on.on_event(Progress(RequestId(f"long-{k}"), 4000), 9.0)
+    change(on, 9.5, learn=Belief.RATES | Belief.LENGTHS)
+    on.on_event(EndpointObserved(endpoint("d0"), observation(at_s=10.0)), 10.0)
+    for k in range(20):
+        on.on_event(RequestArrived(request(f"short-{k}")), 10.0)
+        on.on_event(RequestEnded(RequestId(f"short-{k}"), Outcome.COMPLETED, 100), 11.0)
+    assert on.beliefs.lengths.tables(12.0).survival(np.array([128.0]))[0] < 0.05
 
 
 def test_what_cannot_change_is_refused() -> None:

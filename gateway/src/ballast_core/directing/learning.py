@@ -29,6 +29,7 @@ class Learner:
         self._inventory = inventory
         self._ledger = ledger
         self._aged_s = -np.inf
+        self._learns_lengths = False
         self.use(beliefs.kinds)
         self._rates = beliefs.rates
         # By slot: gaps between tokens that are not learned from yet, with the load at each, and since when.
@@ -42,6 +43,9 @@ class Learner:
 
     def use(self, kinds: Belief) -> None:
         """Learn these kinds from now on."""
+        if Belief.LENGTHS in kinds and not self._learns_lengths:  # their life so far was not followed
+            flights = self._ledger.flights
+            flights.counted_tokens[:] = flights.generated_tokens
         # Needed at every event; membership in a Flag costs a microsecond.
         self._learns_lengths = Belief.LENGTHS in kinds
         self._learns_step_times = Belief.STEP_TIMES in kinds
