@@ -77,6 +77,7 @@ def test_steps_are_learned_within_a_tenth_of_what_engines_run(profile: str, stra
         assert not found.guessed
         assert found.declared is not None
         assert found.declared.a_ms == DECLARED.a_ms
+        assert found.declared_s_ms_per_pair == DECLARED.s_ms_per_pair
         assert found.declared_error_ratio == pytest.approx(off, abs=0.1)
 
 

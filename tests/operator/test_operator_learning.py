@@ -43,7 +43,11 @@ def learned(
 ) -> LearnedProfile:
     """Engines whose steps, and prefills, take so many times as long as declared."""
     found = LearnedProfile(
-        name="h200", declared=DECLARED, prefill_ratio=prefill, prefills=0 if prefill is None else 100
+        name="h200",
+        declared=DECLARED,
+        declared_s_ms_per_pair=H200.s_ms_per_pair,
+        prefill_ratio=prefill,
+        prefills=0 if prefill is None else 100,
     )
     if step is not None:
         slower = DecodeStep(**{name: step * getattr(DECLARED, name) for name in FIELDS})
@@ -124,6 +128,17 @@ def test_a_status_shows_what_was_learned_beside_what_is_declared() -> None:
     assert first["step"]["aMs"] == pytest.approx(2 * H200.a_ms, rel=0.01)
     assert "accurate" not in second
     assert [each["type"] for each in status["conditions"]] == ["Accepted", "ProfileAccurate"]
+
+
+def test_prefills_that_are_shown_are_those_that_were_learned_after_an_edit_too() -> None:
+    """Until gateways have taken it: whoever copies the coefficients twice would correct twice."""
+    lessons = {("team", "chat"): lesson(2.0, 1.5)}
+    (told,) = profile_status(profile("h200"), NOW, ["team/chat"], lessons)["learned"]
+    edited = profile("h200")
+    edited["spec"] |= told["prefill"]
+    (after,) = profile_status(edited, LATER, ["team/chat"], lessons)["learned"]
+    assert after["prefill"] == told["prefill"]
+    assert told["prefill"]["dMsPerToken"] == pytest.approx(1.5 * H200.d_ms_per_token, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +264,8 @@ GUESS = DecodeStep(**{name: getattr(UNINFORMED_PROFILE, name) for name in FIELDS
 
 def guessed(step: float | None, prefill: float | None, **more: Any) -> Lesson:
     """What was learned where nothing is declared: engines as fast as an H200, and prefills by the guess."""
-    known = learned(step, prefill, declared=GUESS, guessed=True, **more)
+    pairs_ms = UNINFORMED_PROFILE.s_ms_per_pair
+    known = learned(step, prefill, declared=GUESS, declared_s_ms_per_pair=pairs_ms, guessed=True, **more)
     return judged(Lesson(known, model="m"), Accuracy.UNKNOWN)
 
 
@@ -291,7 +307,7 @@ def test_the_status_says_what_was_learned_where_nothing_is_declared() -> None:
     assert not {"stepRatio", "prefillRatio", "accurate"} & set(told)
     assert told["step"]["aMs"] == pytest.approx(H200.a_ms, rel=0.01)
     assert "prefillRatio" not in told
-    ratio = 0.4 * manifest["spec"]["dMsPerToken"]
+    ratio = 0.4 * GUESS.d_ms_per_token
     assert told["prefill"]["dMsPerToken"] == pytest.approx(ratio, rel=0.01)
 
 
@@ -340,7 +356,8 @@ def test_what_was_learned_of_engines_that_were_replaced_counts_until_more_is_kno
 def test_what_was_learned_beside_other_numbers_does_not_correct_new_ones(known: Lesson) -> None:
     """Until gateways have taken an edit, ratios are to the old numbers: copied ones would be corrected twice."""
     assert known.accuracy.corrects
-    for edited in (replace(H200, d_ms_per_token=0.3), replace(UNINFORMED_PROFILE, name="h200", a_ms=1.0)):
+    guess = replace(UNINFORMED_PROFILE, name="h200", a_ms=1.0)
+    for edited in (replace(H200, d_ms_per_token=0.3), replace(H200, s_ms_per_pair=3 * H200.s_ms_per_pair), guess):
         of = Steered(uid="u", mode="Auto", pools=(replace(pool_of(Role.PREFILL), profile=edited),))
         assert corrected(of, {edited.name: known, "h200": known}) == of
 

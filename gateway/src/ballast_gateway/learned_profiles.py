@@ -56,6 +56,7 @@ def _told(name: str, profiles: Mapping[str, HardwareProfile], seen: _Observed) -
     found = LearnedProfile(
         name=name,
         declared=None if profile is None else _step_of(profile),
+        declared_s_ms_per_pair=None if profile is None else profile.s_ms_per_pair,
         guessed=profile is not None and not profile.speed_known,
         prefill_ratio=_weighed([count / prefills for count, _ in seen.prefills], [each for _, each in seen.prefills])
         if prefills and profile is not None

@@ -30,6 +30,8 @@ class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     declared: DecodeStep | None = None
     """None: nobody declares it."""
+    declared_s_ms_per_pair: float | None = None
+    """Its coefficient of prefills alone; None: nobody declares it, or the gateway is of an earlier release."""
     guessed: bool = False
     """Whether `declared` is a guess that learning began from: the HardwareProfile leaves its speed out."""
     learned: DecodeStep | None = None
@@ -85,16 +87,17 @@ def of_gateways(reports: Iterable[ProfilesReport]) -> dict[str, LearnedProfile]:
 
 
 def _pooled(parts: Sequence[LearnedProfile]) -> LearnedProfile:
-    seen: dict[DecodeStep | None, int] = {}
+    seen: dict[tuple[DecodeStep | None, float | None], int] = {}
     for each in parts:
-        seen[each.declared] = seen.get(each.declared, 0) + each.observations + each.prefills
-    declared = max(seen, key=seen.__getitem__)
-    alike = [each for each in parts if each.declared == declared]
+        seen[_numbers(each)] = seen.get(_numbers(each), 0) + each.observations + each.prefills
+    numbers = max(seen, key=seen.__getitem__)
+    alike = [each for each in parts if _numbers(each) == numbers]
     stepped = [(each.observations, each.learned, each) for each in alike if each.learned is not None]
     prefilled = [(each.prefills, each.prefill_ratio) for each in alike if each.prefill_ratio is not None]
     found = LearnedProfile(
         name=parts[0].name,
-        declared=declared,
+        declared=numbers[0],
+        declared_s_ms_per_pair=numbers[1],
         guessed=alike[0].guessed,
         prefill_ratio=_mean(prefilled) if prefilled else None,
         prefills=sum(count for count, _ in prefilled),
@@ -121,6 +124,10 @@ def _pooled(parts: Sequence[LearnedProfile]) -> LearnedProfile:
         decodes=newest.decodes,
         context_tokens=newest.context_tokens,
     )
+
+
+def _numbers(of: LearnedProfile) -> tuple[DecodeStep | None, float | None]:
+    return of.declared, of.declared_s_ms_per_pair
 
 
 def _mean(weighed: Sequence[tuple[int, float]]) -> float:

@@ -118,6 +118,8 @@ def _is_of(learned: LearnedProfile, profile: HardwareProfile) -> bool:
     if learned.declared is None or learned.guessed is profile.speed_known:
         return False
     numbers = msgspec.structs.asdict(learned.declared)
+    if learned.declared_s_ms_per_pair is not None:
+        numbers["s_ms_per_pair"] = learned.declared_s_ms_per_pair
     return numbers == {name: getattr(profile, name) for name in numbers}
 
 

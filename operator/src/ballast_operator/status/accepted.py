@@ -71,9 +71,10 @@ def _learned(name: tuple[str, str], lesson: Lesson, numbers: HardwareProfile | N
     learned, ratio = lesson.learned, lesson.prefill_ratio
     step, prefill = learned.learned, None
     if ratio is not None and numbers is not None:
-        prefill = LearnedPrefill(
-            d_ms_per_token=_plain(ratio * numbers.d_ms_per_token), s_ms_per_pair=_plain(ratio * numbers.s_ms_per_pair)
-        )
+        # Beside what it was learned: gateways take an edit of the spec a minute later.
+        d_ms = numbers.d_ms_per_token if learned.declared is None else learned.declared.d_ms_per_token
+        s_ms = numbers.s_ms_per_pair if learned.declared_s_ms_per_pair is None else learned.declared_s_ms_per_pair
+        prefill = LearnedPrefill(d_ms_per_token=_plain(ratio * d_ms), s_ms_per_pair=_plain(ratio * s_ms))
     return LearnedNumbers(
         serving_pool="/".join(name),
         model=lesson.model,
