@@ -237,6 +237,27 @@ def test_lengths_are_learned_from_the_life_after_the_change() -> None:
     assert on.beliefs.lengths.tables(12.0).survival(np.array([128.0]))[0] < 0.05
 
 
+def test_requests_of_before_end_for_all_traffic_not_for_their_class() -> None:
+    """Their life was counted for all traffic alone. As ends without a life they cut the curve of their class short."""
+    on = director(names=("p0", "d0"))
+    change(on, learn=Belief.RATES)
+    for k in range(20):
+        on.on_event(RequestArrived(replace(request(f"r{k}"), traffic_class="chat")), 0.0)
+        on.on_event(PrefillDone(RequestId(f"r{k}")), 0.1)
+        on.on_event(FirstToken(RequestId(f"r{k}")), 0.2)
+    change(on, 1.0, learn=Belief.RATES | Belief.LENGTHS)
+    on.on_event(RequestArrived(replace(request("new"), traffic_class="chat")), 1.0)
+    for k in range(20):
+        on.on_event(Progress(RequestId(f"r{k}"), 100 * (k + 1)), 2.0)
+    on.on_event(EndpointObserved(endpoint("d0"), observation(at_s=3.0)), 3.0)
+    for k in range(20):
+        on.on_event(RequestEnded(RequestId(f"r{k}"), Outcome.COMPLETED, 100 * (k + 1)), 4.0)
+    lengths, ages = on.beliefs.lengths, np.array([0.0, 500.0, 1500.0])
+    of_all, of_class = (lengths.tables(5.0).expected_remaining(ages, each) for each in (0, lengths.known_slot("chat")))
+    assert lengths.known_slot("chat")
+    assert of_class == pytest.approx(of_all, rel=0.01)
+
+
 def test_what_cannot_change_is_refused() -> None:
     on = director()
     with pytest.raises(ValueError, match="binding"):

@@ -193,9 +193,10 @@ class Learner:
         limit = entry.request.max_output_tokens
         cut = outcome is not Outcome.COMPLETED or (limit is not None and length >= limit)
         counted = float(entry.counted_tokens)
-        self.beliefs.lengths.ended(
-            entry.request.traffic_class or None, length, censored=cut, now_s=now_s, counted_tokens=counted
-        )
+        key = entry.request.traffic_class or None
+        if counted and entry.row >= 0 and not self._ledger.flights.class_slot[entry.row]:
+            key = None  # its life was counted for all traffic alone: for its class an end without a life is none
+        self.beliefs.lengths.ended(key, length, censored=cut, now_s=now_s, counted_tokens=counted)
 
     def observed(self, slot: int, now_s: float) -> None:
         """An endpoint was scraped: do the periodic work, outside of any decision."""
