@@ -379,3 +379,19 @@ def test_who_leaves_before_the_first_token_teaches_no_length(learn: Belief) -> N
         d.on_event(RequestArrived(request(f"r{k}")), 2.0)
         d.on_event(ClientGone(RequestId(f"r{k}")), 2.0)
     assert d.beliefs.lengths.tables(3.0).expected_remaining(np.zeros(1)) == pytest.approx(before)
+
+
+def test_the_life_of_a_stream_that_goes_on_elsewhere_counts_once() -> None:
+    """Its tokens were seen on the endpoint that failed: where it goes on, only what is new."""
+    d = Director(replace(director().settings, learn=Belief.LENGTHS | Belief.RATES))
+    for name in ("p0", "d0", "d1"):
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    decode, asked = only_dispatch(d.on_event(RequestArrived(request()), 0.0)).decode.id, request().id
+    for tokens, now_s in ((640, 1.0), (700, 5.0)):
+        d.on_event(PrefillDone(asked), now_s)
+        d.on_event(FirstToken(asked), now_s)
+        d.on_event(Progress(asked, tokens), now_s + 1)
+        d.on_event(EndpointObserved(endpoint("p0"), observation(at_s=now_s + 2)), now_s + 2)
+        d.on_event(DispatchFailed(asked, Stage.DECODE, decode), now_s + 3)
+    seen = d.beliefs.lengths.tables(9.0).effective_samples(np.array([0.0, 320.0, 640.0]))
+    assert seen.tolist() == pytest.approx([1, 1, 1], rel=0.01)

@@ -175,6 +175,7 @@ class Flights:
         movable: bool = False,
         expected_tokens: float | None = None,
         decoding: bool = False,
+        counted_tokens: int = 0,
     ) -> int:
         """Add a row, pending or decoding; returns its index, valid until a row is removed."""
         if self.count == len(self._slot):
@@ -184,7 +185,7 @@ class Flights:
         self._slot_of[row] = slot
         self._prompt_of[row] = prompt_tokens
         self._limit_of[row] = NO_LIMIT if limit_tokens is None else min(limit_tokens, NO_LIMIT)
-        self._generated_of[row] = self._counted_of[row] = 0
+        self._generated_of[row], self._counted_of[row] = 0, counted_tokens
         self._class_of[row] = class_slot
         self._decodes[row] = decoding
         self._may_move[row] = movable

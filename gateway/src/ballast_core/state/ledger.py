@@ -74,8 +74,6 @@ class Astray(NamedTuple):
 
     phase: Phase
     generated_tokens: int
-    counted_tokens: int
-    """As of `Flights.counted_tokens`."""
 
 
 class FailedLeg(NamedTuple):
@@ -119,6 +117,8 @@ class Entry:
     """While it migrates: its booking on the target, as a pending decode."""
     astray: Astray | None = None
     """While it runs where no endpoint is known; its phase is HELD then."""
+    counted_before: int = 0
+    """Of its last row: `counted_tokens`. Wherever it goes on, the same life counts once."""
 
     @property
     def generated_tokens(self) -> int:
@@ -135,9 +135,7 @@ class Entry:
     @property
     def counted_tokens(self) -> int:
         """How many of them the beliefs of lengths have been told."""
-        if self.row < 0:
-            return 0 if self.astray is None else self.astray.counted_tokens
-        return self.flights.counted(self.row)
+        return self.counted_before if self.row < 0 else self.flights.counted(self.row)
 
 
 class Gaps(NamedTuple):
@@ -333,6 +331,7 @@ class Ledger:
             movable=request.movable and request.subset is None and not entry.avoid,
             expected_tokens=request.expected_output_tokens,
             decoding=decoding,
+            counted_tokens=entry.counted_before,
         )
         self._by_row.append(entry)
 
@@ -521,7 +520,7 @@ class Ledger:
     def lose_sight(self, entry: Entry) -> None:
         """It runs where no endpoint is known: drop its bookings, and keep what `redirect` needs. Idempotent."""
         if entry.phase is not _HELD:
-            was = Astray(entry.phase, entry.generated_tokens, entry.counted_tokens)
+            was = Astray(entry.phase, entry.generated_tokens)
             self.unassign(entry)
             entry.astray = was
 
@@ -554,10 +553,11 @@ class Ledger:
         else:
             self.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
             self.progressed(entry, was.generated_tokens, now_s)
-            self.flights.resume(entry.row, was.counted_tokens)
+            self.flights.resume(entry.row, entry.counted_tokens)
 
     def _drop_row(self, entry: Entry) -> None:
         row = entry.row
+        entry.counted_before = entry.counted_tokens
         self.flights.remove(row)
         moved = self._by_row.pop()
         if moved is not entry:
