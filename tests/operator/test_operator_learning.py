@@ -26,7 +26,7 @@ from ballast_operator.settings import OperatorSettings
 from ballast_operator.status.accepted import profile_status
 from tests.operator.test_operator_collecting import CHAT, Pods, gateway_pod, gateways, script
 from tests.support.object_store import ObjectStore
-from tests.support.operator_builders import DEFAULTS, profile
+from tests.support.operator_builders import DEFAULTS, NAMESPACE, profile
 from tests.support.pod_api_calls import TOKEN
 from tests.support.scaled_fleet import Fleet, autoscaled, hardware
 from tests.support.scripted_engine import scripted_engine
@@ -202,6 +202,27 @@ def test_a_status_is_written_for_news_only() -> None:
     assert not lessons.shown("h200")
 
 
+def test_what_an_earlier_operator_wrote_of_a_serving_pool_stays_until_that_is_asked() -> None:
+    """Others have been asked already."""
+    others = (NAMESPACE, "other")
+    uses = ["/".join(each) for each in (CHAT, others)]
+    written = profile_status(profile("h200"), NOW, uses, {CHAT: lesson(2.0), others: lesson(2.0)})
+    store, lessons = ObjectStore({**profile("h200"), "status": written}), Lessons()
+    for name in (CHAT, others):
+        lessons.follow(*name, TAUGHT)
+    looks = Reconciler(store, store, OperatorSettings(gateway=DEFAULTS), lambda: NOW, lambda: "token", lessons=lessons)
+
+    def told() -> dict[str, float]:
+        looks.referred(HARDWARE_PROFILE, None, "h200")
+        learned = store.objects["HardwareProfile", None, "h200"]["status"]["learned"]
+        return {each["servingPool"]: each["stepRatio"] for each in learned}
+
+    lessons.answered(CHAT, "uid", {"h200": learned(1.5)}, 0.0)
+    assert told() == {"/".join(CHAT): 1.5, "/".join(others): 2.0}
+    lessons.answered(others, "uid", {}, 0.0)
+    assert told() == {"/".join(CHAT): 1.5}
+
+
 def test_one_event_for_each_judgement() -> None:
     lessons = Lessons()
     lessons.follow(*CHAT, TAUGHT)
@@ -255,6 +276,21 @@ def test_a_fleet_of_engines_that_are_slower_than_declared_is_made_larger() -> No
     after = fleet.counts()
     assert all(after[pool] > before[pool] for pool in before)
     assert "h200 as learned" in fleet.decisions["data"]["records"]  # type: ignore[index]
+
+
+def test_an_operator_that_restarts_decides_nothing_before_it_has_asked_what_was_learned() -> None:
+    """Engines that are twice as fast as declared: by declared numbers the fleet would grow for some minutes."""
+    fleet = Fleet(rate_rps=20.0, learned={"h200": learned(0.5, 0.5)})
+    fleet.round(30)
+    before = fleet.counts()
+    fleet.restart()
+    fleet.look()
+    assert fleet.lessons.unasked() == {CHAT}
+    fleet.changed.clear()
+    fleet.scaler.steer()
+    assert not fleet.changed
+    fleet.round(2)
+    assert fleet.counts() == before
 
 
 # --- profiles without a speed ---------------------------------------------------------------------------------------
@@ -392,6 +428,10 @@ async def test_real_gateways_are_asked_and_a_silent_one_is_no_news(tmp_path: Pat
         await asyncio.to_thread(learner.learn)
         assert lessons.asked()
         assert changed == []
+        lessons.follow(NAMESPACE, "new", TAUGHT)
+        assert lessons.unasked() == {(NAMESPACE, "new")}
+        await asyncio.to_thread(learner.learn, new=True)
+        assert not lessons.unasked()
         rounds = learner.rounds()
         rounds.start()
         assert rounds.alive()

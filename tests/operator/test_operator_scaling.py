@@ -234,6 +234,7 @@ def test_another_servingpool_of_the_same_name_begins_anew() -> None:
     fleet.store.objects["ServingPool", *CHAT]["metadata"]["uid"] = "another"
     stored = read(fleet.decisions or {})
     fleet.look()
+    fleet.ask()
     fleet.scaler.steer()
     course = fleet.scaler._courses[CHAT]
     assert course.uid == "another"

@@ -17,6 +17,7 @@ from ballast_api import names
 from ballast_api.demand_report import BIN_S, BINS, DemandReport, Load, Seen
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.load_report import EndpointLoad
+from ballast_api.profile_report import LearnedProfile
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.gateways.board import Board
@@ -96,6 +97,8 @@ class Fleet:
     startup_s: float = 40.0
     held: int = 0
     """Requests on each pod that is to go."""
+    learned: dict[str, LearnedProfile] = field(default_factory=dict)
+    """What gateways say that they have learned when they are first asked."""
 
     def __post_init__(self) -> None:
         """A ServingPool that was looked at once."""
@@ -189,9 +192,15 @@ class Fleet:
             self.now_s = end_s
             self.kubernetes()
             self.changed.clear()
+            self.ask()
             self.scaler.steer()
             if self.changed:
                 self.look()
+
+    def ask(self) -> None:
+        """Gateways that have not been asked yet what they have learned are asked."""
+        for name in self.lessons.unasked():
+            self.lessons.answered(name, self.lessons.followed()[name].uid, self.learned, self.now_s)
 
     def counts(self) -> dict[str, int]:
         """Replicas of the pools' Deployments, by name of the pool."""

@@ -149,8 +149,8 @@ class Reconciler:
             return Result(failed=True)
         followed = following(observed, planned)
         self._board.follow(namespace, name, followed)
+        self._lessons.follow(namespace, name, taught(observed, planned))  # first: it is not steered before it is asked
         self._helm.steer(namespace, name, steered(observed, planned, b"" if followed is None else followed.token))
-        self._lessons.follow(namespace, name, taught(observed, planned))
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = self._applied(observed, planned)
@@ -218,7 +218,13 @@ class Reconciler:
         if kind is not HARDWARE_PROFILE:
             return accepted_status(manifest, self._now(), used_by)
         lessons = self._lessons.shown(manifest["metadata"]["name"]) if self._lessons.asked() else None
-        return profile_status(manifest, self._now(), used_by, lessons, self._is_ours)
+        users = used_by_of(manifest) if used_by is None else used_by
+
+        def ours(user: str) -> bool:
+            namespace, _, name = user.partition("/")
+            return self._is_ours(user) and (user not in users or self._lessons.has_asked((namespace, name)))
+
+        return profile_status(manifest, self._now(), used_by, lessons, ours)
 
     def _is_ours(self, user: str) -> bool:
         """Whether this operator serves the namespace of a ServingPool `NAMESPACE/NAME`."""

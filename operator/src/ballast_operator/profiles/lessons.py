@@ -21,6 +21,7 @@ SHOW_S: Final = 300.0
 @dataclass(slots=True)
 class _Entry:
     taught: Taught
+    asked: bool = False
     lessons: dict[str, Lesson] = field(default_factory=dict)
     shown: dict[str, Lesson] = field(default_factory=dict)
     since_s: dict[str, float] = field(default_factory=dict)
@@ -53,8 +54,19 @@ class Lessons:
         with self._lock:
             return {name: entry.taught for name, entry in self._entries.items()}
 
+    def unasked(self) -> frozenset[Name]:
+        """Those that are followed and have not been asked yet: what an earlier operator knew of them is not known."""
+        with self._lock:
+            return frozenset(name for name, entry in self._entries.items() if not entry.asked)
+
+    def has_asked(self, name: Name) -> bool:
+        """Whether it has been asked: until then an earlier operator's figures of it stand."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return entry is not None and entry.asked
+
     def asked(self) -> bool:
-        """Whether a round is over: until then an earlier operator's figures stand."""
+        """Whether any has been: until then an earlier operator's figures stand."""
         with self._lock:
             return self._asked
 
@@ -66,6 +78,7 @@ class Lessons:
             entry = self._entries.get(name)
             if entry is None or entry.taught.uid != uid:
                 return frozenset()
+            entry.asked = True
             news = set()
             for profile in entry.taught.profiles & learned.keys():
                 before = entry.lessons.get(profile)

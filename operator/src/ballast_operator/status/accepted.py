@@ -42,7 +42,8 @@ def profile_status(
     """Status of a HardwareProfile: the same, with what was learned.
 
     `lessons`: by namespace and name of the ServingPool; None: nobody has been asked yet, what the status says stays.
-    `ours`: whether a ServingPool, as `NAMESPACE/NAME`, is this operator's; what another one has written stays.
+    `ours`: whether what a ServingPool, as `NAMESPACE/NAME`, has learned is this operator's to say: it serves and has
+    asked it; what another one has written stays.
     """
     accepted = accepted_status(manifest, now, used_by)
     if lessons is None:

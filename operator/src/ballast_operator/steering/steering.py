@@ -169,6 +169,8 @@ class Scaler:
         self._asleep &= steered.keys()
         if soon:
             steered = {name: of for name, of in steered.items() if name in self._asleep | self.rehearsals.over()}
+        unasked = self.lessons.unasked()  # by declared numbers alone a fleet may grow or shrink for nothing
+        steered = {name: of for name, of in steered.items() if name not in unasked}
         if not steered:
             return
         pods: defaultdict[Name, list[Manifest]] = defaultdict(list)
