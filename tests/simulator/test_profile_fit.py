@@ -293,6 +293,13 @@ def test_a_log_of_another_shape_is_refused(text: str, message: str, tmp_path: Pa
     assert message in str(caught.value)
 
 
+def test_blanks_after_commas_are_none_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("duration_ms, decodes, decode_context_tokens, tokens, prefill_pairs\n5, 2, 90, 2, 0\n")
+    (sample,) = read_step_log(path).samples
+    assert (sample.duration_ms, sample.decodes, sample.decode_context_tokens) == (5, 2, 90)
+
+
 def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl.gz"
     path.write_bytes(GOLDEN[0].read_bytes()[:500])

@@ -42,7 +42,7 @@ def read_step_log(path: Path) -> Measurements:
 def _rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and columns."""
     if not text.lstrip().startswith("{"):
-        reader = csv.DictReader(text.splitlines())
+        reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
         missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
         if missing:
             raise FitInputError(f"{path}: line 1: no column {', '.join(missing)}; a step log names its columns there")
