@@ -370,6 +370,16 @@ def test_steps_whose_prompts_may_have_been_cut_give_no_sample(tmp_path: Path) ->
     assert measured.notes[1] == "2 samples passed over: more than 15 prompt tokens were waiting"
 
 
+def test_of_results_that_were_appended_the_last_one_counts_and_a_note_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text("\n".join(json.dumps(each) for each in ({"duration": 1}, {"duration": 2}, TWO_STREAMS)))
+    measured = read_bench_result(path, 8192)
+    assert len(measured.samples) == 2
+    assert (
+        measured.notes[1] == "2 earlier results of bench.json passed over: only the last one counts; give each a file"
+    )
+
+
 DETAILED = {"start_times": [0.0], "ttfts": [1.0], "itls": [[0.1]], "input_lens": [10], "output_lens": [2]}
 
 

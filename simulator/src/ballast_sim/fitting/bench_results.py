@@ -43,7 +43,8 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
 
     Raises `FitInputError` naming the field.
     """
-    requests = _requests(path, _object(path))
+    value, earlier = _object(path)
+    requests = _requests(path, value)
     timeline = _Timeline(requests)
     samples: list[tuple[float, Sample]] = []
     chunked = 0
@@ -59,6 +60,10 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
             "ask for longer outputs, or a lower rate"
         )
     notes = ["taken for granted: one engine, no prefix cache hits, no speculative decoding, one chunk a token"]
+    if earlier:
+        notes.append(
+            f"{earlier} earlier results of {path.name} passed over: only the last one counts; give each a file"
+        )
     if chunked:
         notes.append(f"{chunked} samples passed over: more than {max_num_batched_tokens} prompt tokens were waiting")
     samples.sort(key=lambda item: item[0])
@@ -132,15 +137,18 @@ class _Steps:
         return sums
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """The file's JSON object; `--append-result` files hold several, one a line: the last counts."""
+def _object(path: Path) -> tuple[dict[str, Any], int]:
+    """The file's JSON object; `--append-result` files hold several, one a line: the last counts. And how many are
+    before it."""
     text = read_text(path)
+    earlier = 0
     try:
         value = json.loads(text)
     except ValueError:
         try:
-            value = json.loads(text.strip().splitlines()[-1])
-        except (ValueError, IndexError) as error:
+            *before, last = text.strip().splitlines()
+            value, earlier = json.loads(last), sum(bool(line.strip()) for line in before)
+        except ValueError as error:
             raise FitInputError(f"{path}: is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise FitInputError(f"{path}: must be an object as `vllm bench serve` writes it")
@@ -152,7 +160,7 @@ def _object(path: Path) -> dict[str, Any]:
     lengths = {name: len(value[name]) if isinstance(value[name], list) else -1 for name in FIELDS}
     if len(set(lengths.values())) != 1 or -1 in lengths.values():
         raise FitInputError(f"{path}: {', '.join(FIELDS)} must be lists of one length, one entry a request")
-    return value
+    return value, earlier
 
 
 def _requests(path: Path, value: dict[str, Any]) -> list[_Request]:
