@@ -293,6 +293,24 @@ def test_an_operator_that_restarts_decides_nothing_before_it_has_asked_what_was_
     assert fleet.counts() == before
 
 
+def test_a_fleet_keeps_its_size_while_its_gateways_are_replaced() -> None:
+    """What the last ones have learned counts until the new ones know as much, unless the profile is edited."""
+    fleet = Fleet(rate_rps=20.0, learned={"h200": learned(0.5, 0.5)})
+    fleet.round(30)
+    before = fleet.counts()
+
+    def answered(of: LearnedProfile) -> Accuracy:
+        fleet.lessons.answered(CHAT, fleet.lessons.followed()[CHAT].uid, {"h200": of}, 0.0)
+        return fleet.lessons.of(CHAT)["h200"].accuracy
+
+    assert answered(learned(None)) is Accuracy.FASTER
+    fleet.round(2)
+    assert fleet.counts() == before
+    assert answered(learned(1.0, 1.0, observations=60)) is Accuracy.ACCURATE
+    edited = msgspec.structs.replace(DECLARED, a_ms=1.0)
+    assert answered(learned(None, declared=edited)) is Accuracy.UNKNOWN
+
+
 # --- profiles without a speed ---------------------------------------------------------------------------------------
 
 GUESS = DecodeStep(**{name: getattr(UNINFORMED_PROFILE, name) for name in FIELDS})

@@ -124,9 +124,9 @@ def _is_of(learned: LearnedProfile, profile: HardwareProfile) -> bool:
 
 
 def kept(before: LearnedProfile, after: LearnedProfile) -> LearnedProfile:
-    """What is known where nothing is declared, after engines were replaced: what was learned of the last ones counts
-    until as much is known of the new ones."""
-    if not after.guessed or before.declared != after.declared:
+    """What is known after gateways or engines were replaced: what was learned of the last ones counts until as much is
+    known of the new ones."""
+    if (before.declared, before.declared_s_ms_per_pair) != (after.declared, after.declared_s_ms_per_pair):
         return after
     found = after
     if after.observations < LEAST_OBSERVATIONS <= before.observations:
