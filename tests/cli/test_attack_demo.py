@@ -23,6 +23,7 @@ from ballast_cli.demo.plan import plan_fleet
 from ballast_cli.demo.processes import ProcessGroup
 from ballast_cli.demo.report import load_words
 from ballast_sim.capacity import Capacity
+from tests.support.gateway_kit import until
 
 pytestmark = pytest.mark.rotating(4, each=True)
 
@@ -86,6 +87,12 @@ def test_a_wheel_carries_the_quickstart_as_the_package_data_that_is_looked_for(
     assert plan_fleet(load_manifest_files(found)).shape == "2P4D"
 
 
+def listens(port: int) -> bool:
+    """Whether anybody does there."""
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
 def logs(temp: Path) -> str:
     return "".join(log.read_text() for log in temp.glob("ballast-demo-*/prefill-0.log"))
 
@@ -116,6 +123,16 @@ async def test_a_signal_ends_every_process_and_removes_every_file(tmp_path: Path
     assert os.listdir(tmp_path) == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
+
+
+@pytest.mark.rotating(4)
+@pytest.mark.skipif(sys.platform != "linux", reason="the system must end them")
+async def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
+    process = demo("--case", "quiet", "--duration", "60", temp=tmp_path)
+    port = await served_port(tmp_path)
+    process.kill()
+    await asyncio.to_thread(process.communicate, timeout=60)
+    await until(lambda: not listens(port), 60)
 
 
 def test_a_second_interrupt_while_ending_kills_what_is_left(tmp_path: Path) -> None:
