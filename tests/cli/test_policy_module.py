@@ -43,3 +43,49 @@ def test_what_is_no_placement_is_refused(named: str, says: str) -> None:
     assert done.exit_code == 2
     assert "--policy-module: " in done.output
     assert says in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ("view.tokenz", ".py, line 7)"),
+        ("3.0", "shape () for 2 candidates, not (2,)"),
+        ("view.tokens[:1]", "shape (1,) for 2 candidates, not (2,)"),
+        ("view.tokens * float('nan')", "costs gives NaN"),
+        ("view.tokens.missing()", "AttributeError"),
+    ],
+)
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_costs_that_are_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, costs: str, says: str, jobs: str
+) -> None:
+    """Not taken for a tie, and no traceback."""
+    lines = [
+        "from ballast_core.beliefs.kinds import Belief",
+        "class Mine:",
+        "    type = 'mine'",
+        "    needs = Belief.NONE",
+        "",
+        "    def costs(self, view, request):",
+        f"        return {costs}",
+    ]
+    module = tmp_path.name  # of this test alone, as the interpreter keeps modules
+    (tmp_path / f"{module}.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    own = ["--policy-module", f"{module}:Mine", "--policy", "mine,least-requests", "--jobs", jobs]
+    done = CliRunner().invoke(app, [*RUN, *own])
+    assert done.exit_code == 2, done.output
+    assert f"--policy-module: {module}:Mine: costs " in done.output
+    assert says in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("text", ["raise KeyError('x')", "nothing_of_that_name", "1 / 0"])
+def test_a_module_that_cannot_be_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    module = tmp_path.name
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*RUN, "--policy-module", f"{module}:Mine"])
+    assert done.exit_code == 2, done.output
+    assert f"{module}:Mine: cannot be imported" in done.output

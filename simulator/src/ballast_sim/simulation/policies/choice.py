@@ -75,7 +75,7 @@ def least_requests() -> PolicyChoice:
     return PolicyChoice("least-requests/least-requests", Suite(prefill=placement, decode=placement))
 
 
-def parse_policies(text: str, own: Mapping[str, type[Placement]] = MappingProxyType({})) -> tuple[PolicyChoice, ...]:
+def parse_policies(text: str, own: Mapping[str, Placement] = MappingProxyType({})) -> tuple[PolicyChoice, ...]:
     """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`.
 
     `own` are placements beside the shipped ones, by type name.
@@ -104,8 +104,10 @@ def parse_policies(text: str, own: Mapping[str, type[Placement]] = MappingProxyT
     return tuple(choices)
 
 
-def _placement(name: str, own: Mapping[str, type[Placement]]) -> Placement:
-    special = own.get(name) or SIMULATOR_ONLY.get(name)
+def _placement(name: str, own: Mapping[str, Placement]) -> Placement:
+    if name in own:
+        return own[name]
+    special = SIMULATOR_ONLY.get(name)
     return build_placement(name) if special is None else special()
 
 
