@@ -195,6 +195,25 @@ def test_a_profile_that_nothing_runs_is_named() -> None:
         pytest.param({**HEAD, "kind": "Pod"}, "kind: must be EndpointPickerConfig, not 'Pod'", id="kind"),
         pytest.param({**HEAD, "apiVersion": "v1"}, "apiVersion: must be llm-d.ai/v1alpha1 or", id="version"),
         pytest.param({**HEAD, "plugin": []}, "plugin: is not a field here; did you mean plugins?", id="field"),
+        pytest.param(
+            config({"type": "queue-scorer", "parameter": {}}, profiles={}),
+            "plugins[0].parameter: is not a field here; did you mean parameters?",
+            id="field-of-a-plug-in",
+        ),
+        pytest.param(
+            {**HEAD, "plugins": [], "schedulingProfiles": [{"name": "p", "plugin": []}]},
+            "schedulingProfiles[0].plugin: is not a field here; did you mean plugins?",
+            id="field-of-a-profile",
+        ),
+        pytest.param(
+            {
+                **HEAD,
+                "plugins": [{"type": "queue-scorer"}],
+                "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "queue-scorer", "wieght": 2}]}],
+            },
+            "schedulingProfiles[0].plugins[0].wieght: is not a field here; did you mean weight?",
+            id="field-of-a-use",
+        ),
         pytest.param({**HEAD, "plugins": {}}, "plugins: must be a list", id="no-list"),
         pytest.param({**HEAD, "plugins": [{"name": "x"}]}, "plugins[0].type: is missing", id="no-type"),
         pytest.param(config("a", "a", profiles={}), "plugins[1].name: 'a' is the name of plugins[0], too", id="twice"),

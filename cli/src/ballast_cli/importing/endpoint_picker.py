@@ -36,6 +36,9 @@ _FIELDS: Final = frozenset(
         "flowControl",
     }
 )
+_PLUGIN_FIELDS: Final = frozenset({"name", "type", "parameters"})
+_PROFILE_FIELDS: Final = frozenset({"name", "plugins"})
+_USE_FIELDS: Final = frozenset({"pluginRef", "weight"})
 _FLOW_CONTROL: Final = "flowControl"
 _OF_PROFILES: Final = ("filter", "scorer", "picker")
 """Kinds of plug-ins that do something in profiles alone."""
@@ -134,9 +137,7 @@ class _Reading:
             self._wrong("apiVersion", f"must be {' or '.join(API_VERSIONS)}, not {document.get('apiVersion')!r}")
         if document.get("kind") != "EndpointPickerConfig":
             self._wrong("kind", f"must be EndpointPickerConfig, not {document.get('kind')!r}")
-        for name in sorted(map(str, document.keys() - _FIELDS)):
-            near = difflib.get_close_matches(name, _FIELDS, n=1)
-            self._wrong(name, f"is not a field here; {f'did you mean {near[0]}?' if near else 'remove it'}")
+        self._check_fields("", document, _FIELDS)
         for number, plugin in enumerate(self._list(document, "plugins")):
             self._take_plugin(f"plugins[{number}]", plugin)
         for number, profile in enumerate(self._list(document, "schedulingProfiles")):
@@ -154,6 +155,13 @@ class _Reading:
     def _wrong(self, path: str, said: str) -> None:
         self._problems.append(Problem(path, said))
 
+    def _check_fields(self, path: str, found: Mapping[Any, Any], known: AbstractSet[str]) -> None:
+        """llm-d refuses what it does not know, too: a `weight` with a typo would be a weight of 1."""
+        for name in sorted(map(str, found.keys() - known)):
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else "remove it"
+            self._wrong(f"{path}.{name}" if path else name, f"is not a field here; {fix}")
+
     def _list(self, parent: Mapping[str, Any], name: str) -> list[Any]:
         found = parent.get(name)
         if found is not None and not isinstance(found, list):
@@ -165,6 +173,7 @@ class _Reading:
         if not isinstance(plugin, dict) or not isinstance(plugin.get("type"), str):
             self._wrong(f"{path}.type", "is missing; add the plug-in's type, such as queue-scorer")
             return
+        self._check_fields(path, plugin, _PLUGIN_FIELDS)
         parameters = plugin.get("parameters") or {}
         if not isinstance(parameters, dict):
             self._wrong(f"{path}.parameters", "must be a mapping of names to values")
@@ -185,6 +194,7 @@ class _Reading:
         if not isinstance(profile, dict) or not isinstance(name, str) or not name:
             self._wrong(f"{path}.name", "is missing; add a name")
             return
+        self._check_fields(path, profile, _PROFILE_FIELDS)
         if name in self._profiles:
             self._wrong(f"{path}.name", f"{name!r} is the name of {self._profiles[name]}, too; names must be unique")
         self._profiles.setdefault(name, path)
@@ -193,6 +203,7 @@ class _Reading:
             if not isinstance(use, dict) or not isinstance(use.get("pluginRef"), str):
                 self._wrong(f"{at}.pluginRef", "is missing; add the name of a plug-in")
                 continue
+            self._check_fields(at, use, _USE_FIELDS)
             self._check_reference(f"{at}.pluginRef", use["pluginRef"])
             weight = use.get("weight", 1.0)
             if not _is_weight(weight):

@@ -78,6 +78,6 @@ def load_placement(text: str) -> Placement:
     if type_name in ALL_PLACEMENTS or any(letter in type_name for letter in ",/ "):
         raise SettingError("policy_module", f"{text}: its type {type_name!r} is taken, or has a blank, comma or slash")
     try:
-        return cast(Placement, OwnPlacement(found(), text))  # its type is of the object, not of the class
+        return cast("Placement", OwnPlacement(found(), text))  # its type is of the object, not of the class
     except Exception as error:
         raise SettingError("policy_module", f"{text}: cannot be made without parameters: {error}") from None
