@@ -96,3 +96,58 @@ def test_a_gateway_without_http_is_refused(gateway: str) -> None:
     result = CliRunner().invoke(app, ["traffic", "--gateway", "http://127.0.0.1:1", "--gateway", gateway])
     assert result.exit_code == 2
     assert result.output == f"error: --gateway: {gateway!r} is no address such as http://127.0.0.1:9090\n"
+
+
+async def test_a_gateway_that_refuses_is_named_without_the_secret_of_the_question() -> None:
+    async with canned_server(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n") as address:
+        command = ["traffic", "--gateway", f"http://{address}"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    said = f"error: --gateway: http://{address}: answered 404 Not Found; is this its admin port?\n"
+    assert (result.exit_code, result.output) == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"<!doctype html>\n<html>\n", "line 2: unknown columns <!doctype html>"), (b"", "has no rows")],
+    ids=["page", "nothing yet"],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "--endpoints", "1P1D@h20"],
+        ["recommend", "--budget", "h20=2"],
+        ["calibrate"],
+        ["load", "--url", "http://127.0.0.1:1", "--model", "m"],
+        ["demo"],
+    ],
+    ids=lambda words: words[0],
+)
+async def test_a_trace_by_url_that_is_none_is_named_by_its_url(command: list[str], answer: bytes, said: str) -> None:
+    """Not by the file that it was fetched to, which is gone."""
+    async with canned_server(OK + b"\r\n" + answer) as address:
+        url = f"http://{address}/ballast/v1/traffic"
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--trace", url])
+    assert result.exit_code == 2, result.output
+    assert "".join(f"error: {url}: {said}".split()) in "".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", [["load", "--url", "http://127.0.0.1:1", "--model", "m"], ["demo"]])
+def test_a_trace_and_a_built_in_workload_are_refused(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
+    asked = [*command, "--trace", str(tmp_path / "t.csv"), "--workload", "chat"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert "--trace, --workload" in result.output
+
+
+def test_a_setting_of_the_demo_is_named_by_its_option() -> None:
+    result = CliRunner().invoke(app, ["demo", "--workload", "chatt"])
+    assert result.exit_code == 2
+    assert "error: --workload: unknown workload 'chatt'" in result.output
+
+
+def test_a_rate_beside_a_trace_is_refused_with_the_option_that_works(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
+    load = ["load", "--url", "http://127.0.0.1:1", "--model", "m", "--trace", str(tmp_path / "t.csv"), "--rate", "2"]
+    result = CliRunner().invoke(app, load)
+    assert result.output == "error: --rate: a trace has its own rate; use --rate-scale\n"

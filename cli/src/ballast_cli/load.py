@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ballast_cli.options.declaring import Sets, in_options
+from ballast_cli.options.trace_files import HELP, trace_file
 
 if TYPE_CHECKING:
     from ballast_sim.load import LoadReport, LoadSettings, Progress
@@ -19,8 +20,10 @@ def load_command(
     *,
     url: Annotated[str, typer.Option(help="Base URL of the server, such as http://127.0.0.1:8000.")],
     model: Annotated[str, typer.Option(help="Model name to ask for.")],
-    trace: Annotated[Path | None, typer.Option(help="Trace file to replay (CSV or JSONL, plain or gzip).")] = None,
-    workload: Annotated[str, typer.Option(help="Built-in workload, where there is no --trace.")] = "chat",
+    trace: Annotated[Path | None, typer.Option(parser=trace_file, metavar="FILE|URL", help=HELP)] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Built-in workload, where there is no --trace. Default: chat.")
+    ] = None,
     duration: Annotated[float, typer.Option(help="Seconds of the workload to send."), Sets("duration_s")] = 60.0,
     rate: Annotated[
         float | None, typer.Option(help="Requests a second of a built-in workload."), Sets("rate_rps")
@@ -39,7 +42,8 @@ def load_command(
 ) -> None:
     """Replay a workload, open loop: requests leave on time, however slow the answers. Ctrl-C still reports.
 
-    Exit status: 0 when every request completed, 1 when some failed, 2 for options that cannot work.
+    Exit status: 0 when every request completed, 1 when some failed or Ctrl-C came first, 2 for options that cannot
+    work.
     """
     from ballast_cli.output import check_outputs
     from ballast_sim.load import LoadSettings
@@ -61,9 +65,11 @@ def load_command(
             timeout_s=timeout,
             api_key=api_key,
         )
+        if trace is not None and workload is not None:
+            raise SettingError(("trace", "workload"), "give one of them, a trace or the name of a built-in workload")
         requests = load_workload(
             trace=trace,
-            workload=workload,
+            workload=workload or "chat",
             duration_s=duration,
             rate_rps=rate,
             rate_scale=rate_scale,

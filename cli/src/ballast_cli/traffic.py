@@ -34,7 +34,10 @@ def traffic_command(
         query = f"names={secrets.token_hex(16)}" + ("" if minutes is None else f"&minutes={minutes:g}")
         rows = []
         for url in gateway:
-            answer = fetched(f"{url.rstrip('/')}{TRAFFIC}?{query}")
+            try:
+                answer = fetched(f"{url.rstrip('/')}{TRAFFIC}?{query}")
+            except ValueError as error:  # its address has a secret, which is no text for a terminal
+                raise ValueError(f"--gateway: {url}: {error}; is this its admin port?") from None
             try:
                 rows += rows_of(answer)
             except ValueError as error:

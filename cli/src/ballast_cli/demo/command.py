@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ballast_cli.options.trace_files import HELP, trace_file
+
 
 def demo(
     *,
@@ -22,8 +24,10 @@ def demo(
             "Default: round-robin, least-requests and the manifests' whole policy."
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Trace file to replay instead of the workload.")] = None,
-    workload: Annotated[str, typer.Option(help="Built-in workload.")] = "chat",
+    trace: Annotated[Path | None, typer.Option(parser=trace_file, metavar="FILE|URL", help=HELP)] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Built-in workload, where there is no --trace. Default: chat.")
+    ] = None,
     duration: Annotated[
         float | None, typer.Option(help="Seconds of the workload, for each policy. Default: 30.")
     ] = None,
@@ -40,14 +44,16 @@ def demo(
 
     if case not in CASES:
         raise typer.BadParameter(f"must be {' or '.join(CASES)}, not {case!r}", param_hint="--case")
+    if trace is not None and workload is not None:
+        raise typer.BadParameter("a trace or a built-in workload, not both", param_hint="--trace, --workload")
     chosen = CASES[case]
-    own = trace is not None or workload != "chat"
+    own = trace is not None or workload not in (None, "chat")
     options = DemoOptions(
         says=chosen.says if manifests is None and not own else "",
         manifests=chosen.manifests if manifests is None else (manifests,),
         policy=policy,
         trace=trace,
-        workload=workload,
+        workload=workload or "chat",
         rate_rps=None if manifests is not None or own else chosen.rate_rps,
         duration_s=chosen.duration_s if duration is None else duration,
         rate_scale=rate_scale,

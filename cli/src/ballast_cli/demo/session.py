@@ -21,6 +21,8 @@ from ballast_api.serving_pool import ServingPool
 from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
 from ballast_cli.demo.report import comparison, load_words, next_steps, verdict
 from ballast_cli.demo.run import GRACE_S, objective_of, run_policy
+from ballast_cli.options.declaring import in_options
+from ballast_cli.options.trace_files import origin
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim import capacity
 from ballast_sim.load import LoadReport
@@ -52,11 +54,13 @@ class DemoOptions:
     @property
     def source(self) -> str:
         """Where the requests come from, in words."""
-        return str(self.trace or self.workload)
+        return self.workload if self.trace is None else origin(self.trace)
 
 
 def run_demo(options: DemoOptions) -> int:
     """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 when stopped."""
+    from ballast_cli.demo.command import demo
+
     console = Console()
     try:
         fleet = plan_fleet(resources_of(options.manifests))
@@ -74,7 +78,7 @@ def run_demo(options: DemoOptions) -> int:
         _introduce(console, fleet, policies, requests, options)
         reports = asyncio.run(_compare(console, fleet, policies, requests))
     except (DemoError, InvalidInput, ValueError) as error:
-        console.print(f"error: {error}", style="red", markup=False)
+        console.print(f"error: {in_options(error, demo)}", style="red", markup=False)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; nothing is left running")

@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
+from ballast_cli.options.trace_files import with_origins
+
 
 @dataclass(frozen=True, slots=True)
 class Sets:
@@ -59,9 +61,9 @@ def in_options(error: Exception, command: Callable[..., None]) -> str:
     from ballast_sim.settings import SettingError
 
     if not isinstance(error, SettingError):
-        return str(error)
+        return with_origins(str(error))
     options = option_names(command)
-    return f"{', '.join(options.get(field, field) for field in error.fields)}: {error.problem}"
+    return with_origins(f"{', '.join(options.get(field, field) for field in error.fields)}: {error.problem}")
 
 
 def refuse_given(group: Any, to_what: str) -> None:

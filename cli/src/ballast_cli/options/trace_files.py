@@ -19,24 +19,18 @@ _TIMEOUT_S = 60.0
 _MOST_BYTES = 4 * 1024**3
 
 
+HELP = "Trace file (CSV or JSONL, plain or gzip), or its URL, such as of a gateway's /ballast/v1/traffic."
+
+
 def trace_file(where: str | Path) -> Path:
     """The trace at a path or a URL, as a plain file. Raises `typer.BadParameter` where it cannot be fetched."""
     url = str(where)
     if not is_url(url):
         return Path(url)
-    folder = Path(tempfile.mkdtemp(prefix="ballast-trace-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    file = folder / (Path(urlsplit(url).path).name or "trace")
     try:
-        _fetch(url, file)
-    except HTTPError as error:
-        error.close()  # it holds the connection
-        hint = f"; the gateway's token goes into {TOKEN}" if error.code == 401 else ""
-        raise typer.BadParameter(f"{url}: answered {error.code} {error.reason}{hint}") from None
-    except (HTTPException, OSError, ValueError) as error:
-        raise typer.BadParameter(f"{url}: cannot be fetched: {_reason(error)}") from None
-    _fetched[file] = url
-    return file
+        return _file_of(url)
+    except ValueError as error:
+        raise typer.BadParameter(f"{url}: {error}") from None
 
 
 def is_url(where: str) -> bool:
@@ -49,9 +43,33 @@ def origin(file: Path) -> str:
     return _fetched.get(file, str(file))
 
 
+def with_origins(text: str) -> str:
+    """A message with the URLs of fetched files in place of their paths, which are gone when it is read."""
+    for file, url in _fetched.items():
+        text = text.replace(str(file), url)
+    return text
+
+
 def fetched(url: str) -> bytes:
-    """What a gateway's admin API answers. Raises `typer.BadParameter` where it cannot be fetched."""
-    return trace_file(url).read_bytes()
+    """What a gateway's admin API answers. Raises ValueError with the reason where it cannot be fetched."""
+    return _file_of(url).read_bytes()
+
+
+def _file_of(url: str) -> Path:
+    """Raises ValueError with the reason."""
+    folder = Path(tempfile.mkdtemp(prefix="ballast-trace-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / (Path(urlsplit(url).path).name or "trace")
+    try:
+        _fetch(url, file)
+    except HTTPError as error:
+        error.close()  # it holds the connection
+        hint = f"; the gateway's token goes into {TOKEN}" if error.code == 401 else ""
+        raise ValueError(f"answered {error.code} {error.reason}{hint}") from None
+    except (HTTPException, OSError, ValueError) as error:
+        raise ValueError(f"cannot be fetched: {_reason(error)}") from None
+    _fetched[file] = url
+    return file
 
 
 def _fetch(url: str, file: Path) -> None:

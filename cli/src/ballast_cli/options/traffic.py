@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ballast_cli.options.declaring import Sets
-from ballast_cli.options.trace_files import trace_file
+from ballast_cli.options.trace_files import HELP, trace_file
 
 if TYPE_CHECKING:
     from ballast_sim.simulation.inputs.source import WorkloadSource
@@ -20,11 +20,7 @@ class Traffic:
 
     trace: Annotated[
         Path | None,
-        typer.Option(
-            parser=trace_file,
-            metavar="FILE|URL",
-            help="Trace file (CSV or JSONL, plain or gzip), or its URL, such as of a gateway's /ballast/v1/traffic.",
-        ),
+        typer.Option(parser=trace_file, metavar="FILE|URL", help=HELP),
     ] = None
     workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None
     rate: Annotated[

@@ -70,6 +70,6 @@ def load_workload(
             workload, rate_rps=rate_rps, rate_scale=rate_scale, duration_s=duration_s, seed=seed, limit=limit
         )
     if rate_rps is not None:
-        raise SettingError("rate_rps", "a trace has its own rate; use rate_scale")
+        raise SettingError("rate_rps", "a trace has its own rate; use --rate-scale")
     requests = spread_equal_arrivals(read_trace(trace), seed=seed)
     return clip(scale_arrivals(requests, rate_scale), duration_s, limit)
