@@ -159,3 +159,15 @@ def test_the_head_says_whose_sums_these_are() -> None:
 )
 def test_options_that_cannot_be_are_refused(arguments: Sequence[str]) -> None:
     assert asked(*arguments).exit_code == 2
+
+
+async def test_a_worker_of_a_gateway_without_workers_is_refused(tmp_path: Path) -> None:
+    """What the gateway has done is not what a worker of that number has done."""
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}) as gateway,
+    ):
+        command = ["top", "--once", "--gateway", gateway.admin_url, "--worker", "3"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert result.exit_code == 2
+    assert "answers 404: this gateway has no workers" in " ".join(result.output.split())

@@ -57,6 +57,9 @@ class Live:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET."""
+        if _asked(scope, "worker"):  # who deals questions to workers has taken it away
+            await _refuse(send, 404, "this gateway has no workers; ask without one")
+            return
         await self._answers[scope["path"]](scope, receive, send)
 
     async def _snapshot(self, scope: Scope, receive: Receive, send: Send) -> None:
