@@ -115,8 +115,18 @@ def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
             env=os.environ | {"PYTHONWARNINGS": "ignore"},
         )
     assert done.returncode == 2
-    assert "in use" in done.stderr
+    port = line["ports"]["proxy"]
+    said = f"listeners.proxy: cannot listen on 127.0.0.1:{port}: address already in use; end what listens there"
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_decisions_file_without_a_folder_is_named_by_its_field(tmp_path: Path) -> None:
+    config = files(tmp_path)
+    config.write_text(config.read_text() + f"logs: {{decisionsFile: {tmp_path}/none/d.jsonl}}\n")
+    assert f"logs.decisionsFile: {tmp_path}/none/d.jsonl cannot be written: No such file" in refused(
+        "--config", str(config)
+    )
 
 
 def imported_before_listening(config: Path, *arguments: str) -> set[str]:

@@ -504,6 +504,7 @@ async def test_a_taken_port_is_reported_once(tmp_path: Path) -> None:
         config = written(other, {}, listeners={"host": "127.0.0.1", "proxy": at.ports["proxy"], "admin": 0})
         said = await refused("--config", str(config))
         assert said.count("in use") == 1
+        assert f"listeners.proxy: cannot listen on 127.0.0.1:{at.ports['proxy']}: " in said
 
 
 async def test_the_workers_own_ports_are_kept_for_them(tmp_path: Path) -> None:
@@ -515,6 +516,7 @@ async def test_the_workers_own_ports_are_kept_for_them(tmp_path: Path) -> None:
         other.mkdir()
         said = await refused("--config", str(written(other, {}, **own)))
         assert said.count("in use") == 1
+        assert "podApi.port: cannot listen on " in said
 
 
 async def test_what_a_worker_cannot_read_is_said_by_each_and_ends_all(tmp_path: Path) -> None:

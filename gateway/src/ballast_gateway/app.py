@@ -53,6 +53,7 @@ from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
 from ballast_gateway.placement_metrics import PlacementMetrics
 from ballast_gateway.podapi import messages as said
+from ballast_gateway.ports import opening
 from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
@@ -279,19 +280,20 @@ class Gateway:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
+        """Open the listeners and begin to observe. Raises `InvalidInput` (port taken, bad file)."""
         listeners = self.settings.listeners
         faces = self._tls()
         await self._serve_admin(listeners.host, listeners.admin)
         if self.pod_api is not None:
             self._closing.push_async_callback(self.pod_api.close)
-            await self.pod_api.start(
-                ready=lambda: not self.not_ready(),
-                drain=self._asked_to_drain,
-                synced=lambda: self.fleet.synced,
-                on_engine=self._engine_said,
-                asked=answers(self.live.taking),
-            )
+            with opening("podApi.port", listeners.host, self.settings.pod_api.port):
+                await self.pod_api.start(
+                    ready=lambda: not self.not_ready(),
+                    drain=self._asked_to_drain,
+                    synced=lambda: self.fleet.synced,
+                    on_engine=self._engine_said,
+                    asked=answers(self.live.taking),
+                )
             self.ports["pod_api"] = self.pod_api.port
             self.metrics.watch_view(self.pod_api.view)
         await self._discover()
@@ -315,26 +317,28 @@ class Gateway:
                 tracing=self._tracing,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(
-                listeners.host, listeners.proxy, tls=faces.get("proxy"), shared=self.settings.workers > 1
-            )
+            with opening("listeners.proxy", listeners.host, listeners.proxy):
+                self.ports["proxy"] = await self.proxy.listen(
+                    listeners.host, listeners.proxy, tls=faces.get("proxy"), shared=self.settings.workers > 1
+                )
             self.driver.watch()
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
 
-            self.picker = await picker.serve(
-                self.driver,
-                self.settings,
-                ready=lambda: not self.not_ready(),
-                tokenizing=tokenizing,
-                on_record=self._ended,
-                holders=None if self.pod_api is None else self.pod_api.view,
-                carries=self._carries(),
-                tls=faces.get("picker"),
-                served=self._served,
-                classes=self._classes,
-                tracing=self._tracing,
-            )
+            with opening("listeners.extProc, listeners.grpcHealth", listeners.host):
+                self.picker = await picker.serve(
+                    self.driver,
+                    self.settings,
+                    ready=lambda: not self.not_ready(),
+                    tokenizing=tokenizing,
+                    on_record=self._ended,
+                    holders=None if self.pod_api is None else self.pod_api.view,
+                    carries=self._carries(),
+                    tls=faces.get("picker"),
+                    served=self._served,
+                    classes=self._classes,
+                    tracing=self._tracing,
+                )
             self.fleet.on_scraped, self.fleet.on_lost = self.picker.observed, self.picker.lost
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             if self.proxy is None:
@@ -470,7 +474,12 @@ class Gateway:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _open(self, path: str | None) -> LineFile | None:
-        return None if path is None else self._closing.enter_context(LineFile(Path(path)))
+        """Raises `InvalidInput` for a file that cannot be written."""
+        try:
+            return None if path is None else self._closing.enter_context(LineFile(Path(path)))
+        except OSError as error:
+            said = f"{path} cannot be written: {error.strerror}; make its folder, or set another file"
+            raise InvalidInput("", [Problem("logs.decisionsFile", said)]) from None
 
     def _traces(self, unix_s: float) -> Tracing | None:
         """None where the settings ask for none. Raises `InvalidInput` where they cannot be had."""
@@ -614,7 +623,8 @@ class Gateway:
             live=self.live,
             hold=lambda host: hold_report(director, self.fleet, host),
         )
-        server = AdminServer(probes, host, port)
+        with opening("listeners.admin", host, port):
+            server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
         self._closing.callback(self.live.close)

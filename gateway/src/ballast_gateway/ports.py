@@ -1,8 +1,11 @@
-"""Which ports gateways of one process listen on, and where two of them want the same."""
+"""Which ports gateways of one process listen on, where two of them want the same, and which one cannot be had."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from ballast_api.errors import InvalidInput, Problem
@@ -28,6 +31,24 @@ def check_ports(gateways: Mapping[str, GatewaySettings]) -> None:
                 said = f"port {wanted.port} is {other.field} of {other.where}, too; give each listener its own"
                 raise InvalidInput(where, [Problem(wanted.field, said)])
             taken.append(wanted)
+
+
+@contextmanager
+def opening(field: str, host: str, port: int | None = None) -> Iterator[None]:
+    """A listener is opened within. Raises `InvalidInput` with its field where the system does not let it.
+
+    `port`: None where several are opened; the system's words then say which.
+    """
+    try:
+        yield
+    except OSError as error:
+        code = error.errno or 0
+        said = os.strerror(code).lower() if port is not None and code in errno.errorcode else str(error)
+        taken = code == errno.EADDRINUSE
+        fix = "end what listens there, or set another port" if taken else "set another host or port"
+        at = f"[{host}]" if ":" in host else host
+        where = at if port is None else f"{at}:{port}"
+        raise InvalidInput("", [Problem(field, f"cannot listen on {where}: {said}; {fix}")]) from None
 
 
 def _wanted(where: str, settings: GatewaySettings) -> list[_Wanted]:

@@ -25,6 +25,7 @@ from ballast_core import kernel
 from ballast_gateway import logs
 from ballast_gateway.admin_server import AdminServer
 from ballast_gateway.main import Signals
+from ballast_gateway.ports import opening
 from ballast_gateway.settings_file import News, SettingsFile
 from ballast_gateway.tls.pem import as_file
 from ballast_gateway.who_may_ask import WhoMayAsk
@@ -33,6 +34,8 @@ from ballast_gateway.workers.process import Order, news_line
 
 _log = logging.getLogger(__name__)
 
+_FIELDS: Final = {"proxy": "proxy", "ext_proc": "extProc", "grpc_health": "grpcHealth"}
+"""Of listeners, by their names in the model."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30.0
@@ -48,8 +51,8 @@ _LONGEST_START_S: Final = 120.0
 
 def run(settings: GatewaySettings, file: SettingsFile) -> int:
     """Serve with `settings.workers` processes until SIGTERM or SIGINT, drain them, and return the exit status. A second
-    signal cuts the drains short. `file`: where the settings come from; workers are told its changes. Raises `OSError`
-    if a port is taken, `InvalidInput` for a bad token file."""
+    signal cuts the drains short. `file`: where the settings come from; workers are told its changes. Raises
+    `InvalidInput` if a port is taken, or for a bad token file."""
     return uvloop.run(_Supervisor(settings, file).run())
 
 
@@ -71,7 +74,8 @@ class _Supervisor:
             _pod_api_ports(self._settings) as pod_apis,
         ):
             admin = Admin(self._admin_ports, who_may_ask)
-            server = AdminServer(admin, at.host, at.admin)
+            with opening("listeners.admin", at.host, at.admin):
+                server = AdminServer(admin, at.host, at.admin)
             for worker, port in zip(self._workers, pod_apis, strict=True):
                 worker.settings = _of_worker(self._settings, ports, port, pod_apis, token)
             try:
@@ -293,15 +297,17 @@ def _token(settings: GatewaySettings) -> Iterator[str]:
 @contextmanager
 def _pod_api_ports(settings: GatewaySettings) -> Iterator[list[int]]:
     """One for each worker: the others must be able to tell them apart. Those that are set are one after another. They
-    stay ours while a worker starts again. Raises `OSError` for one that is taken."""
+    stay ours while a worker starts again. Raises `InvalidInput` for one that is taken."""
     host, first = settings.listeners.host, settings.pod_api.port
     is_set = settings.pod_api.token_file is not None and first
     with ExitStack() as held:
         ports = []
         for number in range(settings.workers):
-            if is_set:
-                _check_free(_family(host), host, first + number)
-            bound = held.enter_context(_bound(host, first + number if is_set else 0))
+            port = first + number if is_set else 0
+            with opening("podApi.port", host, port):
+                if is_set:
+                    _check_free(_family(host), host, port)
+                bound = held.enter_context(_bound(host, port))
             ports.append(bound.getsockname()[1])
         yield ports
 
@@ -309,7 +315,7 @@ def _pod_api_ports(settings: GatewaySettings) -> Iterator[list[int]]:
 @contextmanager
 def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
     """The ports that workers share, by the names of their settings; they stay ours while no worker lives. Raises
-    `OSError` for one that is taken, by a gateway with workers, too."""
+    `InvalidInput` for one that is taken, by a gateway with workers, too."""
     at, face = settings.listeners, settings.face
     wanted = {"proxy": at.proxy} if face.serves_proxy else {}
     if face.serves_picker:
@@ -317,8 +323,9 @@ def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
     family = _family(at.host)
     with ExitStack() as held:
         for name, port in wanted.items():
-            _check_free(family, at.host, port)
-            wanted[name] = held.enter_context(_bound(at.host, port)).getsockname()[1]
+            with opening(f"listeners.{_FIELDS[name]}", at.host, port):
+                _check_free(family, at.host, port)
+                wanted[name] = held.enter_context(_bound(at.host, port)).getsockname()[1]
         yield wanted
 
 
