@@ -160,9 +160,10 @@ def check_composition(
         found |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
         if not endpoints[Role.FLEXIBLE] and _weighs_prefills_only(choice.suite.decode):
             name = choice.suite.decode.type
+            by_option = choice.name.rpartition("/")[2] == name
+            other = f"{name}/least-requests places prefills by it" if by_option else "it belongs under `prefill`"
             found[
-                f"policy {choice.name}: {name} weighs what is left to prefill, which no decode endpoint does; "
-                f"{name}/least-requests places prefills by it"
+                f"policy {choice.name}: {name} weighs what is left to prefill, which no decode endpoint does; {other}"
             ] = None
     return list(found)
 
