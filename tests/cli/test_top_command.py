@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from ballast_cli.main import app
 from ballast_cli.top_view import screen
 from ballast_gateway.live.rows import About, AttainmentRow, EndpointRow, Frame, RequestRow, Tally
-from tests.support.canned_server import canned_server
 from tests.support.gateway_kit import running_gateway
+from tests.support.raw_server import canned_server
 from tests.support.scripted_engine import decode_script, scripted_engine
 
 

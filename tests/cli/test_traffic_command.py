@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from ballast_cli.main import app
 from ballast_sim.workloads import read_trace
-from tests.support.canned_server import canned_server
 from tests.support.gateway_kit import post, raw_exchange, running_gateway
+from tests.support.raw_server import canned_server
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, scripted_engine, vllm_events
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ from tests.gateway.test_agent import BODY, GONE, breaking_script, text_of, whole
 from tests.support.agents import ask, plan, plan_header, running_agent
 from tests.support.gateway_kit import assert_openai_error, post, raw_exchange, until
 from tests.support.pod_api_calls import request_bytes
+from tests.support.raw_server import raw_server
 from tests.support.scripted_engine import (
     HANDLE,
     Asked,
@@ -46,35 +47,6 @@ async def test_requests_without_a_plan_pass_as_they_are(tmp_path: Path) -> None:
         assert page.body == models.body == engine.metrics
         assert at.agent.face.passing == 0
         assert at.agent.face.held == {}
-
-
-@asynccontextmanager
-async def raw_server(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
-    """A server of which the test writes every byte. Yields its address."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            tasks.discard(task)
-            writer.transport.abort()
-
-    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_chunked_uploads_pipelined_requests_and_heads_keep_their_ends(tmp_path: Path) -> None:

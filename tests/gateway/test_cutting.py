@@ -23,10 +23,9 @@ from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation, read_genera
 from ballast_gateway.proxy.cutting import LEAST_PART_TOKENS, Cutter, handle_of, part_tokens, remainder_body
 from ballast_gateway.proxy.fields import is_divisible
 from ballast_gateway.proxy.legs import Job
-from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.cuts import CUTTING, cut_at
-from tests.support.engine_sim import metric
+from tests.support.engine_sim import metric, tiny_engine
 from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway, until
 from tests.support.scripted_engine import (
     HANDLE,
@@ -189,20 +188,9 @@ class Pair(AsyncExitStack):
     async def start(
         self, ratio: float = 0.5, *, reads_parts: bool = True, slower: float = 1, **settings: Any
     ) -> RunningGateway:
-        extra = {"bidirectional_kv_xfer": reads_parts}
-        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
         for name in ("f0", "f1"):
-            options, _ = parse_options(
-                [
-                    *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
-                    *("--profile", "h200-llama3-8b", "--kv-transfer-config", json.dumps(transfer)),
-                    *("--time-scale", str(slower)),
-                ],
-                {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
-            )
-            engine = self.engines[name] = EngineSimServer(options)
-            await engine.start()
-            self.push_async_callback(engine.stop)
+            engine = tiny_engine("kv_both", "--time-scale", str(slower), bidirectional_kv_xfer=reads_parts)
+            self.engines[name] = await self.enter_async_context(engine)
             client = httpx.AsyncClient(base_url=self.url(name), timeout=60, trust_env=False)
             self.clients[name] = await self.enter_async_context(client)
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
-from tests.support.engine_sim import misbehave
+from tests.support.engine_sim import misbehave, tiny_engine
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
 pytestmark = pytest.mark.rotating(4, each=True)
@@ -40,20 +39,6 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def engine(name: str) -> EngineSimServer:
-    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
-    options, _ = parse_options(
-        [
-            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", "--misbehave-api", "0"),
-            *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
-        ],
-        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
-    )
-    server = EngineSimServer(options)
-    await server.start()
-    return server
-
-
 class Line(AsyncExitStack):
     """Two prefill and three decode engines, and the gateway."""
 
@@ -63,8 +48,8 @@ class Line(AsyncExitStack):
 
     async def start(self, tmp_path: Path, **settings: Any) -> RunningGateway:
         for name in NAMES:
-            self.engines[name] = await engine(name)
-            self.push_async_callback(self.engines[name].stop)
+            engine = tiny_engine(ROLES[name[0]], "--misbehave-api", "0")
+            self.engines[name] = await self.enter_async_context(engine)
         addresses = {name: f"127.0.0.1:{server.port}" for name, server in self.engines.items()}
         return await self.enter_async_context(running_gateway(tmp_path, addresses, **settings))
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 
 from ballast_core.model import EndpointId
 from ballast_gateway.proxy import moving
-from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.engine_sim import tiny_engine
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, json_reply, scripted_engine
 from tests.support.shuffle import shuffle
@@ -28,24 +28,6 @@ PROMPT = list(range(1000, 1200))
 TOKENS = 80
 HALF = b'data: {"id":"one","object":'
 CREATED = re.compile(rb'"created":\d+')
-
-
-@asynccontextmanager
-async def engine_sim(name: str, *more: str) -> AsyncIterator[EngineSimServer]:
-    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
-    options, _ = parse_options(
-        [
-            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", *more),
-            *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
-        ],
-        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
-    )
-    server = EngineSimServer(options)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 class Line(AsyncExitStack):
@@ -61,7 +43,7 @@ class Line(AsyncExitStack):
     ) -> RunningGateway:
         for name in names or ("p0", "d0", "d1"):
             slow = ("--time-scale", str(slower)) if name.startswith("d") else ()
-            self.engines[name] = await self.enter_async_context(engine_sim(name, *slow))
+            self.engines[name] = await self.enter_async_context(tiny_engine(ROLES[name[0]], *slow))
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
         if shuffle_s is not None:
             settings["policy"] = {"rescheduling": {"type": "ares"}, **settings.get("policy", {})}

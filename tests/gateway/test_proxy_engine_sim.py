@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,12 @@ import pytest
 from ballast_core.beliefs.survival_book import POOLED
 from ballast_gateway.traffic_classes import LEAST_REQUESTS
 from ballast_sim.engine import EngineRequest
-from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.engine_sim import tiny_engine
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
 PROMPT = list(range(1000, 1300))
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
-
-
-@asynccontextmanager
-async def engine_sim(name: str, *options_: str) -> AsyncIterator[EngineSimServer]:
-    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
-    options, _ = parse_options(
-        [
-            *("model", "--served-model-name", "tiny", "tiny-alias", "--host", "127.0.0.1", "--port", "0"),
-            *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
-            *options_,
-        ],
-        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
-    )
-    server = EngineSimServer(options)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 class Line(AsyncExitStack):
@@ -52,7 +33,9 @@ class Line(AsyncExitStack):
 
     async def start(self, **settings: Any) -> RunningGateway:
         for name in ("p0", "p1", "d0", "d1"):
-            self.engines[name] = await self.enter_async_context(engine_sim(name))
+            self.engines[name] = await self.enter_async_context(
+                tiny_engine(ROLES[name[0]], "--served-model-name", "tiny", "tiny-alias")
+            )
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
         return await self.enter_async_context(running_gateway(self._tmp_path, addresses, **settings))
 
@@ -247,7 +230,11 @@ async def test_engines_get_the_queue_orders_priority_in_both_legs(tmp_path: Path
     async with AsyncExitStack() as stack:
         addresses = {}
         for name in ("p0", "d0"):
-            engine = await stack.enter_async_context(engine_sim(name, "--scheduling-policy", "priority"))
+            engine = await stack.enter_async_context(
+                tiny_engine(
+                    ROLES[name[0]], "--served-model-name", "tiny", "tiny-alias", "--scheduling-policy", "priority"
+                )
+            )
             addresses[name] = f"127.0.0.1:{engine.port}"
             priorities[name] = []
 

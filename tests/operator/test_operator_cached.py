@@ -38,35 +38,22 @@ from ballast_operator.waking import Waking
 from tests.support.operator_builders import (
     DEFAULTS,
     FRESH_TOKEN,
+    FRONT,
     NAMESPACE,
     NOW,
-    objective,
-    policy,
     pool,
-    profile,
     reconciler,
+    referred,
     serving_pool,
     stored_condition,
+    with_all_references,
 )
 from tests.support.store_server import served
 from tests.support.versioned_store import VersionedStore
 
-FRONT: Manifest = {
-    "apiVersion": GATEWAY.api_version,
-    "kind": GATEWAY.kind,
-    "metadata": {"name": "front", "namespace": NAMESPACE, "uid": "front"},
-}
-SPEC = serving_pool(
-    policyRef={"name": "fair"},
-    sloRef={"name": "fast"},
-    gateway={"face": "Both", "parentRefs": [{"name": "front"}]},
-)
+SPEC = with_all_references()
 SECRET_PATH = f"/api/v1/namespaces/{NAMESPACE}/secrets/chat-gateway-token"
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/chat-gateway"
-
-
-def referred() -> tuple[Manifest, ...]:
-    return profile("a100"), profile("h20"), policy(), objective()
 
 
 def store_of(*objects: Manifest) -> VersionedStore:

@@ -10,40 +10,28 @@ from kubernetes import client
 
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.api.cluster import Cluster
-from ballast_operator.kinds import GATEWAY, OPTIONAL_CHILDREN, Manifest
+from ballast_operator.kinds import GATEWAY, OPTIONAL_CHILDREN
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
 from tests.support.object_store import UNAVAILABLE, ObjectStore
 from tests.support.operator_builders import (
     DEFAULTS,
     FRESH_TOKEN,
+    FRONT,
     NAMESPACE,
     NOW,
-    objective,
-    policy,
     pool,
-    profile,
     reconciler,
+    referred,
     serving_pool,
     stored_condition,
+    with_all_references,
 )
 from tests.support.store_server import served
 
-FRONT: Manifest = {
-    "apiVersion": GATEWAY.api_version,
-    "kind": GATEWAY.kind,
-    "metadata": {"name": "front", "namespace": NAMESPACE, "uid": "front"},
-}
-SPEC = serving_pool(
-    policyRef={"name": "fair"},
-    sloRef={"name": "fast"},
-    gateway={"face": "Both", "parentRefs": [{"name": "front"}]},
-)
-
 
 def store() -> ObjectStore:
-    referred = (profile("a100"), profile("h20"), policy(), objective())
-    return ObjectStore(SPEC, FRONT, *referred, optional=(*OPTIONAL_CHILDREN, GATEWAY))
+    return ObjectStore(with_all_references(), FRONT, *referred(), optional=(*OPTIONAL_CHILDREN, GATEWAY))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Real engine-sims on free ports, in the test's own event loop."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import httpx
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineEvent
 from ballast_sim.engine_sim.misbehave.control import PATH
-from ballast_sim.engine_sim.options import KvTransfer, ServerOptions
+from ballast_sim.engine_sim.options import KvTransfer, ServerOptions, parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from ballast_sim.engine_sim.service import Clock
 
@@ -49,6 +50,27 @@ async def engine_sim(
     try:
         async with httpx.AsyncClient(base_url=f"http://{host}:{server.port}", timeout=20.0, trust_env=False) as client:
             yield server, client
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def tiny_engine(role: str, *arguments: str, **extra: Any) -> AsyncIterator[EngineSimServer]:
+    """As `ballast engine-sim serve` starts one: a model `tiny`, and a connector of this role (`kv_producer`,
+    `kv_consumer`, `kv_both`) with `extra` in its extra config."""
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    options, _ = parse_options(
+        [
+            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
+            *("--profile", "h200-llama3-8b", "--kv-transfer-config", json.dumps(transfer)),
+            *arguments,
+        ],
+        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
+    )
+    server = EngineSimServer(options)
+    await server.start()
+    try:
+        yield server
     finally:
         await server.stop()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ballast_operator.gateways.board import Board
 from ballast_operator.gateways.loads import Loads
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import GATEWAY, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.planning.plan import plan
@@ -166,6 +166,28 @@ def reconciler(
     """The real one, against a store."""
     settings = OperatorSettings(gateway=DEFAULTS, namespaces=namespaces)
     return Reconciler(store, store, settings, lambda: now, lambda: FRESH_TOKEN, board=board, users=users, ask=ask)
+
+
+FRONT: Manifest = {
+    "apiVersion": GATEWAY.api_version,
+    "kind": GATEWAY.kind,
+    "metadata": {"name": "front", "namespace": NAMESPACE, "uid": "front"},
+}
+"""A Gateway."""
+
+
+def with_all_references() -> Manifest:
+    """A ServingPool that names a policy, an objective and that Gateway, and serves both faces."""
+    return serving_pool(
+        policyRef={"name": "fair"},
+        sloRef={"name": "fast"},
+        gateway={"face": "Both", "parentRefs": [{"name": "front"}]},
+    )
+
+
+def referred() -> tuple[Manifest, ...]:
+    """What it names, but for the Gateway."""
+    return profile("a100"), profile("h20"), policy(), objective()
 
 
 def stored_condition(store: ObjectStore, kind: str, *, name: str = "chat") -> Manifest:
