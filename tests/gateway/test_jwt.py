@@ -16,14 +16,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
-from pydantic import ValidationError
 
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import GatewaySettings, Jwt, Keys
+from ballast_api.gateway_settings import Jwt, Keys
 from ballast_gateway import json_web_tokens
 from ballast_gateway.json_web_tokens import Refused, TokenReader
 from ballast_gateway.keys import KeyRing
-from tests.support.gateway_kit import post, raw_exchange, running_gateway, settings, until
+from tests.support.gateway_kit import post, raw_exchange, running_gateway, until
 from tests.support.scripted_engine import decode_script, scripted_engine
 
 ISSUER, AUDIENCE = "https://issuer.example", "ballast"
@@ -333,14 +332,6 @@ def test_tenants_that_have_nothing_to_remember_are_forgotten(tmp_path: Path, mon
     keys.refresh()
     for name, same in {"ads": True, "busy": True, "spent": True, "idle": False}.items():
         assert (keys.tenant(bearer(token(sub=name))) is found[name]) is same, name
-
-
-@pytest.mark.parametrize("face", ["Picker"])
-def test_a_picker_checks_no_tokens(face: str, tmp_path: Path) -> None:
-    of = {"jwksFile": "x", "issuer": ISSUER, "audiences": [AUDIENCE]}
-    with pytest.raises(ValidationError, match="keys are checked by the proxy face"):
-        settings(tmp_path / "endpoints", face=face, keys={"jwt": of})
-    assert isinstance(settings(tmp_path / "endpoints", keys={"jwt": of}), GatewaySettings)
 
 
 async def test_who_has_a_token_is_served_and_no_engine_sees_it(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import Keys, TenantEntry
-from ballast_api.serving_pool import GatewaySpec
 from ballast_gateway.file_stamps import stamp
 from ballast_gateway.keys import KeyRing, Tenant
 from tests.support.gateway_kit import (
@@ -25,7 +23,6 @@ from tests.support.gateway_kit import (
     post,
     raw_exchange,
     running_gateway,
-    settings,
     until,
 )
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
@@ -159,16 +156,6 @@ def test_a_bad_file_is_refused_at_the_start(text: str, said: str, tmp_path: Path
 def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         KeyRing(Keys(file=str(tmp_path / "keys")), lambda: 0.0)
-
-
-def test_a_face_that_checks_no_keys_takes_no_file(tmp_path: Path) -> None:
-    """In the gateway's file and in a ServingPool alike: nobody shall believe that keys are checked."""
-    with pytest.raises(ValidationError, match="checked by the proxy face"):
-        settings(tmp_path / "endpoints", face="Picker", keys={"file": "/keys"})
-    assert settings(tmp_path / "endpoints", face="Both", keys={"file": "/keys"}).keys.file == "/keys"
-    with pytest.raises(ValidationError, match="checked by the proxy face"):
-        GatewaySpec.parse({"face": "Picker", "settings": {"keys": {"file": "/keys"}}})
-    assert GatewaySpec.parse({"settings": {"keys": {"file": "/keys"}}}).settings is not None
 
 
 def tenant(now_s: Callable[[], float] = lambda: 0.0, **limits: int) -> Tenant:

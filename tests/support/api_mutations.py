@@ -133,17 +133,6 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool(
         "pool-name-underscore", _pool("name", "pre_fill"), "spec.pools[0].name", "must be lower-case letters"
     ),
-    _rule(
-        "tokens-that-nobody-checks",
-        {
-            "spec.gateway": {
-                "face": "Picker",
-                "settings": {"keys": {"jwt": {"jwksFile": "/jwks", "issuer": "i", "audiences": ["a"]}}},
-            }
-        },
-        "spec.gateway.settings.keys.jwt",
-        "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
-    ),
     *(
         _rule(
             f"tls-of-the-{face}-that-routes-cannot-speak",

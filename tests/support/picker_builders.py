@@ -11,6 +11,7 @@ from ballast_api.faces import Face
 from ballast_api.gateway_settings import (
     Discovery,
     GatewaySettings,
+    Keys,
     Limits,
     Listeners,
     Picker,
@@ -22,6 +23,7 @@ from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointObserved
 from ballast_gateway.driver import Driver
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.picker import PickerServer, h2_transport, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
 from ballast_gateway.picker.transport import Listen
@@ -86,8 +88,10 @@ async def picker(
     listen: Listen = h2_transport.listen,
     tls: Tls | None = None,
     fallbacks: int = 0,
+    keys: str | None = None,
 ) -> AsyncIterator[RunningPicker]:
-    """A picker on free ports of loopback, round robin over the endpoints. With `tls` it listens by itself."""
+    """A picker on free ports of loopback, round robin over the endpoints. With `tls` it listens by itself. `keys`: a
+    keys file."""
     settings = GatewaySettings(
         model=ServedModel(served_names=(MODEL,)),
         policy=SchedulingPolicySpec.parse({"prefill": {"type": "round-robin"}, "decode": {"type": "round-robin"}}),
@@ -114,6 +118,7 @@ async def picker(
         on_record=records.append,
         listen=listen if tls is None else None,
         tls=tls,
+        keys=None if keys is None else KeyRing(Keys(file=keys), driver.now_s),
     )
     try:
         yield RunningPicker(server, driver, endpoints, events, records)

@@ -39,6 +39,7 @@ from ballast_gateway.draining import DrainMetrics, hold_report, load_report
 from ballast_gateway.driver import Driver
 from ballast_gateway.endpoint_metrics import EndpointMetrics
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
 from ballast_gateway.learned_profiles import profiles_report
@@ -296,6 +297,9 @@ class Gateway:
                 )
             self.ports["pod_api"] = self.pod_api.port
             self.metrics.watch_view(self.pod_api.view)
+        keys = KeyRing(self.settings.keys, self.driver.now_s) if self.settings.keys.checked else None
+        if keys is not None:
+            self.run(keys.follow())
         await self._discover()
         self._follow_agents()
         if self.settings.workers > 1:
@@ -315,6 +319,7 @@ class Gateway:
                 served=self._served,
                 classes=self._classes,
                 tracing=self._tracing,
+                keys=keys,
             )
             self._closing.push_async_callback(self.proxy.close)
             with opening("listeners.proxy", listeners.host, listeners.proxy):
@@ -338,6 +343,7 @@ class Gateway:
                     served=self._served,
                     classes=self._classes,
                     tracing=self._tracing,
+                    keys=keys,
                 )
             self.fleet.on_scraped, self.fleet.on_lost = self.picker.observed, self.picker.lost
             self._closing.push_async_callback(self.picker.aclose, 0.0)

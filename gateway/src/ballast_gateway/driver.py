@@ -92,6 +92,8 @@ class Ticket:
         self.mover = mover
         self.leaver: Leaver | None = None
         self.canceller: Canceller | None = None
+        self.on_end: Callable[[int], None] | None = None
+        """Called once with its output tokens, when it has ended or was rejected."""
         self._driver = driver
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
         self._waiter: Callable[[], object] | None = None
@@ -179,7 +181,7 @@ class Ticket:
     def end(self, outcome: Outcome, output_tokens: int = 0, fault: Fault | None = None) -> None:
         """Report the end; further calls change nothing. `fault`: of its engine, unless `failed` has reported it."""
         if self._open:
-            self._close()
+            self._close(output_tokens)
             if outcome is Outcome.CANCELLED:
                 self._driver.feed(ClientGone(self.request.id))
             else:
@@ -192,9 +194,11 @@ class Ticket:
             asyncio.get_running_loop().call_soon(self._waiter)  # the Director is at work: what follows may not feed it
             self._waiter = None
 
-    def _close(self) -> None:
+    def _close(self, output_tokens: int = 0) -> None:
         self._open = False
         self._driver.forget(self.request.id)
+        if self.on_end is not None:
+            self.on_end(output_tokens)
 
     def __enter__(self) -> Self:
         return self

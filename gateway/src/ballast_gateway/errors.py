@@ -133,12 +133,16 @@ def invalid_api_key() -> ApiError:
     )
 
 
+TENANT_LIMIT: Final = "tenant-limit"
+"""Code of what a tenant's share does not let in."""
+
+
 def tenant_limit(what: str, limit: int, retry_after_s: int) -> ApiError:
     """A tenant has all of its share: 429."""
     return ApiError(
         status=429,
         type="rate_limit_error",
-        code="tenant-limit",
+        code=TENANT_LIMIT,
         message=f"this API key's tenant may have {limit} {what}; come back later",
         retry_after_s=retry_after_s,
     )

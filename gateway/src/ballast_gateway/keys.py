@@ -7,6 +7,7 @@ nobody knows beforehand how much a request will generate. Until the debt is paid
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 _BEARER: Final = b"bearer "
 _RETRY_S: Final = 1
 """For one who has too much in flight: nobody knows when a request ends."""
+_LOOK_S: Final = 0.25
 _MANY: Final = 10_000
 """Tenants, above which those that have nothing to remember are forgotten."""
 
@@ -82,6 +84,28 @@ class Tenant:
         self._at_s = now_s
 
 
+class Account:
+    """A request that its tenant's share let in (`Tenant.begin`), until it ends."""
+
+    __slots__ = ("_open", "_prompt_tokens", "_tenant")
+
+    def __init__(self, tenant: Tenant, prompt_tokens: int) -> None:
+        self._tenant = tenant
+        self._prompt_tokens = prompt_tokens
+        self._open = True
+
+    @property
+    def tenant(self) -> str:
+        """The tenant's name."""
+        return self._tenant.name
+
+    def end(self, output_tokens: int, *, read: bool) -> None:
+        """The request has ended; further calls change nothing. `read`: whether an engine was asked for it."""
+        if self._open:
+            self._open = False
+            self._tenant.end(output_tokens, unread_tokens=0 if read else self._prompt_tokens)
+
+
 class KeyRing:
     """The tenants of a keys file and of tokens. A file that is unreadable or wrong changes nothing until it is
     mended."""
@@ -123,6 +147,15 @@ class KeyRing:
         if tenant is None:
             tenant = self._tenants[name] = Tenant(self._unnamed(name), self._clock)
         return tenant
+
+    async def follow(self) -> None:
+        """Read the files again whenever they change. Runs until it is cancelled."""
+        while True:
+            try:
+                self.refresh()
+            except Exception:
+                _log.exception("a look at the files of keys failed; the next one follows")
+            await asyncio.sleep(_LOOK_S)
 
     def refresh(self) -> None:
         """Read the files that have changed."""

@@ -387,8 +387,8 @@ class Jwt(ApiModel):
 
 
 class Keys(ApiModel):
-    """Whose requests the proxy face serves: who has a key of the file, or a token of the issuer. By default nothing is
-    checked, and keys pass to the engines."""
+    """Whose requests are served, on either face: who has a key of the file, or a token of the issuer. By default
+    nothing is checked, and keys pass to the engines."""
 
     file: NonEmptyStr | None = None
     """Path of a file with tenants, the hashes of their API keys and their limits (see KeysFile), such as of a mounted
@@ -606,10 +606,6 @@ class GatewaySettings(GatewayTuning):
             raise_at("GatewaySettings", [("peers", "podApi", reason, None)])
         if found := misfits(self.policy.build(), self.face, agents=speaks):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
-        if self.keys.checked and not self.face.serves_proxy:
-            reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
-            which = "keys.jwt" if self.keys.file is None else "keys.file"
-            raise_at("GatewaySettings", [(which, "face", reason, None)])
         if self.workers > 1:
             if self.policy.partition is not None:
                 reason = "plans cuts in one book, which workers do not share: set workers to 1, or leave it out"

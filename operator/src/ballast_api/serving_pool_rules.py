@@ -113,23 +113,7 @@ def route_match_rules() -> tuple[Rule, ...]:
 
 def gateway_spec_rules() -> tuple[Rule, ...]:
     """Rules within a gateway."""
-    return (
-        Rule(
-            field="settings.keys.file",
-            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
-            "!has(self.settings.keys.file)",
-            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
-            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.file is None,
-        ),
-        Rule(
-            field="settings.keys.jwt",
-            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
-            "!has(self.settings.keys.jwt)",
-            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
-            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.jwt is None,
-        ),
-        *(_optional_tls(face) for face in ("proxy", "picker")),
-    )
+    return tuple(_optional_tls(face) for face in ("proxy", "picker"))
 
 
 def _optional_tls(face: str) -> Rule:

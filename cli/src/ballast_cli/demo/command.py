@@ -1,10 +1,12 @@
 """The options of `ballast demo`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ballast_cli.options.declaring import Sets, in_options
 from ballast_cli.options.trace_files import HELP, trace_file
 
 
@@ -29,7 +31,7 @@ def demo(
         str | None, typer.Option(help="Built-in workload, where there is no --trace. Default: chat.")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(help="Seconds of the workload, for each policy. Default: 30.")
+        float | None, typer.Option(help="Seconds of the workload, for each policy. Default: 30."), Sets("duration_s")
     ] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
@@ -59,4 +61,4 @@ def demo(
         rate_scale=rate_scale,
         seed=seed,
     )
-    raise typer.Exit(run_demo(options))
+    raise typer.Exit(run_demo(options, partial(in_options, command=demo)))

@@ -50,11 +50,11 @@ class ProcessGroup:
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
         """Start `ballast ARGUMENTS`. It has a session of its own: Ctrl-C reaches the demo, which ends it in order. A
-        demo that is killed takes it along (`demo.child`)."""
+        demo that is killed takes it along (`ballast_cli.child`)."""
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "ballast_cli.demo.child", str(os.getpid()), *arguments],
+                [sys.executable, "-m", "ballast_cli.child", str(os.getpid()), *arguments],
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

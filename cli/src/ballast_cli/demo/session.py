@@ -6,7 +6,7 @@ import asyncio
 import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from ballast_api.serving_pool import ServingPool
 from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
 from ballast_cli.demo.report import comparison, load_words, next_steps, verdict
 from ballast_cli.demo.run import GRACE_S, objective_of, run_policy
-from ballast_cli.options.declaring import in_options
 from ballast_cli.options.trace_files import origin
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim import capacity
@@ -57,10 +56,9 @@ class DemoOptions:
         return self.workload if self.trace is None else origin(self.trace)
 
 
-def run_demo(options: DemoOptions) -> int:
-    """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 when stopped."""
-    from ballast_cli.demo.command import demo
-
+def run_demo(options: DemoOptions, in_words: Callable[[Exception], str] = str) -> int:
+    """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 when stopped.
+    `in_words` says what an error is about."""
     console = Console()
     try:
         fleet = plan_fleet(resources_of(options.manifests))
@@ -78,7 +76,7 @@ def run_demo(options: DemoOptions) -> int:
         _introduce(console, fleet, policies, requests, options)
         reports = asyncio.run(_compare(console, fleet, policies, requests))
     except (DemoError, InvalidInput, ValueError) as error:
-        console.print(f"error: {in_options(error, demo)}", style="red", markup=False)
+        console.print(f"error: {in_words(error)}", style="red", markup=False)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; nothing is left running")

@@ -24,6 +24,8 @@ from ballast_api.gateway_settings import Trust
 from ballast_core.model import Outcome
 from ballast_gateway import errors, paths
 from ballast_gateway.errors import ApiError
+from ballast_gateway.headers import KEYS
+from ballast_gateway.keys import KeyRing, Tenant
 from ballast_gateway.openai_body import is_json_path, may_hold_media
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
@@ -46,6 +48,7 @@ from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.trust import Trusted
 
 _NO_BODY: Final = BodyFacts()
+_KEY_NAMES: Final = tuple(name.decode() for name in KEYS)
 _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
@@ -68,6 +71,8 @@ class ExchangeSettings:
     """What holders could do with a request; None where no policy asks."""
     extra_paths: frozenset[str] = frozenset()
     """What clients may ask engines for beside `paths.INFERENCE`."""
+    keys: KeyRing | None = None
+    """Whose requests are served; None: everybody's, and keys pass to engines."""
     default_modes: Modes = _PROTOCOL_MODES
     """For a proxy that sends no modes: those of the endpoint-picker protocol."""
 
@@ -124,6 +129,7 @@ class Exchange:
         "_settings",
         "_size",
         "_subset",
+        "_tenant",
         "state",
     )
 
@@ -139,6 +145,7 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._facts = _NO_BODY
+        self._tenant: Tenant | None = None
         self._asked_by = Kind.REQUEST_HEADERS
         """The message that the pick answers."""
 
@@ -206,6 +213,7 @@ class Exchange:
         self._has_body = not message.end_of_stream
         if self.path and not paths.passes(self.path, self._settings.extra_paths):
             raise InvalidRequest(errors.not_found(self.path[:200]))
+        self._look_at_key()
         length = self._content_length()
         if length is not None and length > self._settings.max_body_bytes:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
@@ -216,6 +224,17 @@ class Exchange:
             return self._ask(message)
         self.state = State.GATHER
         return [HeadersReply(kind=message.kind)] if self._rule.one_message else []
+
+    def _look_at_key(self) -> None:
+        """Raises `InvalidRequest` where keys are checked and it has none that is good. A health check needs none."""
+        keys = self._settings.keys
+        if keys is None or self.path == paths.HEALTH:
+            return
+        shown = self._headers or NO_HEADERS
+        lines = [(name, shown[name.decode()].encode("latin-1", "replace")) for name in KEYS if name.decode() in shown]
+        self._tenant = keys.tenant(lines)
+        if self._tenant is None:
+            raise InvalidRequest(errors.invalid_api_key())
 
     def _gather(self, message: Inbound) -> list[Action]:
         """A part of the body, also without headers (request header mode SKIP): the pick then uses what there is."""
@@ -236,13 +255,16 @@ class Exchange:
         return self._ask(message)
 
     def _ask(self, message: Inbound) -> list[Action]:
+        if self._headers is None:  # they are not shown, and so no key
+            self._look_at_key()
         self.state = State.PICKING
         self._asked_by = message.kind
         headers, trusted = self._headers or NO_HEADERS, self._settings.trusted
         objective = self._settings.classes.objective(self._facts.model, headers.get)
         priority = trusted.priority(headers.get, self._facts.priority, 0 if objective is None else objective.priority)
-        tenant = trusted.tenant(headers.get)
-        return [Pick(Query(self.request_id, self._subset, self._facts, tenant, priority, objective))]
+        tenant = trusted.tenant(headers.get) if self._tenant is None else self._tenant.name
+        query = Query(self.request_id, self._subset, self._facts, tenant, self._tenant, priority, objective)
+        return [Pick(query)]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 
@@ -275,6 +297,8 @@ class Exchange:
         from_client = wire_names.CONTROL_HEADERS if headers is None else wire_names.control_headers(headers)
         remove = [name for name in from_client if name not in ours]
         dropped = self._settings.trusted.dropped_headers
+        if self._settings.keys is not None:
+            dropped = (*dropped, *_KEY_NAMES)
         remove += [name for name in dropped if name not in ours and (headers is None or name in headers)]
         if destination.trace and headers is not None and "tracestate" in headers and "tracestate" not in ours:
             remove.append("tracestate")  # of a trace that this request does not belong to

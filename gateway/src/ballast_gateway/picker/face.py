@@ -15,6 +15,7 @@ from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import errors, openai_body, paths
 from ballast_gateway.driver import Driver, Ticket
+from ballast_gateway.keys import Account
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code})
+_REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code, errors.TENANT_LIMIT})
 _ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
 _PLANNED_PATHS: Final = frozenset({paths.COMPLETIONS, paths.CHAT})
 """What agents run in two legs; of the rest they pass on what comes."""
@@ -137,6 +138,7 @@ class PickerFace:
 
 class _StreamSession:
     __slots__ = (
+        "_account",
         "_answer_late",
         "_began_s",
         "_booked",
@@ -167,6 +169,8 @@ class _StreamSession:
         self._booked: Dispatch | None = None
         """The same with the endpoints where it runs; None if these are not known."""
         self._served: str | None = None
+        self._account: Account | None = None
+        """Where keys are checked: what counts in its tenant's share."""
         self._began_s = 0.0
         self._lingers = False
         self._planned: Planned | None = None
@@ -190,6 +194,8 @@ class _StreamSession:
         self._carry_out(self._exchange.closed())
         if self._ticket is not None and not self._lingers:
             self._ticket.end(Outcome.FAILED)
+        if self._ticket is None:
+            self._ends_account(0)
         if self._record.id and not self._record.ended_s and not self._decode:
             self._record.outcome, self._record.reason = "cancelled", "client-gone"
             self._recorded()
@@ -224,6 +230,11 @@ class _StreamSession:
         if self._face.tracing is not None:
             header = self._exchange.header
             record.trace = self._face.tracing.begin(header("traceparent"), header("tracestate"))
+        if query.of is not None:
+            refusal = query.of.begin(body.prompt_tokens)
+            if refusal is not None:
+                return self._exchange.refused(refusal)
+            self._account = Account(query.of, body.prompt_tokens)
         tokens = self._tokens(query)
         if isinstance(tokens, asyncio.Future):
             self._holding = asyncio.get_running_loop().create_task(self._hold_for_tokens(tokens, query))
@@ -346,7 +357,14 @@ class _StreamSession:
             request = replace(request, id=RequestId(f"{request.id}~{self._face.new_id()}"))
         if self._face.tracing is not None and self._record.trace is not None:
             self._face.tracing.expect(request.id, self._record.trace)
-        return self._face.driver.open(request)
+        ticket = self._face.driver.open(request)
+        if self._account is not None:
+            ticket.on_end = self._ends_account
+        return ticket
+
+    def _ends_account(self, output_tokens: int) -> None:
+        if self._account is not None:
+            self._account.end(output_tokens, read=bool(self._decode))
 
     def _is_served(self, address: str) -> None:
         """The proxy has gone to a fall-back, or where it liked: what was named before it took no connection."""

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Self, TypeAlias
 from ballast_core.attainment import Objective
 from ballast_gateway import errors, lax, openai_body, paths
 from ballast_gateway.errors import ApiError
+from ballast_gateway.keys import Tenant
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
@@ -60,6 +61,8 @@ class Query(NamedTuple):
     subset: tuple[str, ...] | None
     body: BodyFacts
     tenant: str = ""
+    of: Tenant | None = None
+    """Whose key it has, where keys are checked."""
     priority: int = 0
     objective: Objective | None = None
     """Of its class."""

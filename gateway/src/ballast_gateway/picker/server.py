@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import EndpointId, Observation
 from ballast_gateway.driver import Driver
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.picker import h2_transport
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
@@ -82,6 +83,7 @@ class PickerServer:
             served=served,
             carries=carries,
             classes=face.settings.classes,
+            keys=face.settings.keys,
         )
         face.tokenizing = tokenizing
         face.settle_s = face.unseen.settle_s = settings.scrape.interval_s
@@ -117,6 +119,7 @@ def exchange_settings(
     served: Collection[str] | None = None,
     carries: Carries | None = None,
     classes: ServiceClasses | None = None,
+    keys: KeyRing | None = None,
 ) -> ExchangeSettings:
     """What exchanges follow; the arguments are those of `serve`."""
     return ExchangeSettings(
@@ -128,6 +131,7 @@ def exchange_settings(
         extra_paths=frozenset(settings.extra_paths),
         carries=carries,
         classes=ServiceClasses() if classes is None else classes,
+        keys=keys,
     )
 
 
@@ -147,13 +151,14 @@ async def serve(
     carries: Carries | None = None,
     classes: ServiceClasses | None = None,
     tracing: Tracing | None = None,
+    keys: KeyRing | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
     `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
     clients may ask for, if they are not those of the model alone. `holders`: the agents of the pods, where they are
     spoken with, and `carries` what they could do with a request, where a policy asks. `classes` have the objectives of
-    requests, `tracing` makes their traces.
+    requests, `tracing` makes their traces. `keys`: whose requests are served; None: everybody's.
 
     Raises `OSError` if a port is taken.
     """
@@ -165,7 +170,7 @@ async def serve(
 
     limits, at = settings.limits, settings.listeners
     exchange = exchange_settings(
-        driver, settings, tokenizing=tokenizing, served=served, carries=carries, classes=classes
+        driver, settings, tokenizing=tokenizing, served=served, carries=carries, classes=classes, keys=keys
     )
     face = PickerFace(
         driver,

@@ -33,7 +33,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
-from ballast_gateway.keys import KeyRing, Tenant
+from ballast_gateway.keys import Account, KeyRing
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
@@ -74,6 +74,7 @@ class ProxyFace:
     `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
     the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
     if they are not those of the model alone. `classes` have the objectives of requests, `tracing` makes their traces.
+    `keys`: whose requests are served; None: everybody's.
     """
 
     body_limit_names = GATEWAY_LIMITS
@@ -93,6 +94,7 @@ class ProxyFace:
         served: Collection[str] | None = None,
         classes: ServiceClasses | None = None,
         tracing: Tracing | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         limits = settings.limits
         self.clients = Clients(
@@ -116,7 +118,7 @@ class ProxyFace:
         self._loop = asyncio.get_running_loop()
         self._new_id = new_id
         self._on_record = on_record
-        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        self._keys = keys
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -193,8 +195,6 @@ class ProxyFace:
         for connection in list(self.connections):
             connection.sweep(now_s)
         self._pool.sweep(now_s)
-        if self._keys is not None:
-            self._keys.refresh()
 
     def prepare_drain(self) -> None:
         """Close connections that wait for a further request; those that have one close with its answer."""
@@ -375,7 +375,7 @@ class ProxyFace:
             return None
         record.model, record.stream = generation.model, generation.stream
         record.prompt_tokens = generation.prompt_tokens
-        tenant = None
+        account = None
         if self._keys is not None:
             tenant = self._keys.tenant(ask.request.headers)
             refusal = invalid_api_key() if tenant is None else tenant.begin(generation.prompt_tokens)
@@ -383,11 +383,13 @@ class ProxyFace:
                 ask.held.set(0)
                 self._refuse(client, record, refusal, outcome="invalid" if tenant is None else "rejected")
                 return None
+            assert tenant is not None
+            account = Account(tenant, generation.prompt_tokens)
         objective = headers.objective(ask.request.headers)
         facts = self._prompts.read(generation.document, model=generation.model, objective=objective, blocks=blocks)
-        generate = partial(self._generate, ask, generation, facts, tenant)
+        generate = partial(self._generate, ask, generation, facts, account)
         if isinstance(facts.tokens, Question) and self._tokenizing is not None:
-            waits = _Tokenized(self, ask, tenant, generate)
+            waits = _Tokenized(self, ask, account, generate)
             found = self._tokenizing.find(facts.tokens, waits.found)
             if isinstance(found, Waiting):
                 waits.waiting = found
@@ -401,7 +403,7 @@ class ProxyFace:
         ask: _Ask,
         generation: Generation,
         facts: PromptFacts,
-        tenant: Tenant | None,
+        account: Account | None,
         tokens: PromptTokens | None,
     ) -> Run:
         client, request, path, record, memory, deadline_s = ask
@@ -428,7 +430,7 @@ class ProxyFace:
             ),
             ttft_objective_s=None if objective is None else objective.ttft_s,
             objective="" if objective is None else objective.name,
-            tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
+            tenant=self._trusted.tenant(header) if account is None else account.tenant,
             movable=movable,
             divisible=self._cuts and is_divisible(generation),
         )
@@ -436,7 +438,7 @@ class ProxyFace:
             self._tracing.expect(record.asked.id, record.trace)
         ticket = self._driver.open(record.asked)
         self.in_flight += 1
-        over = partial(self._over, memory=memory, tenant=tenant)
+        over = partial(self._over, memory=memory, account=account)
         waited_s = self._driver.now_s() - record.arrived_s
         run = Run(
             *(self._resources, job, ticket), movable=movable, deadline_s=deadline_s, waited_s=waited_s, on_over=over
@@ -444,10 +446,10 @@ class ProxyFace:
         run.start()
         return run
 
-    def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
+    def _over(self, record: RequestRecord, memory: Held, account: Account | None) -> None:
         self.in_flight -= 1
-        if tenant is not None:
-            tenant.end(record.output_tokens, unread_tokens=0 if record.dispatches else record.prompt_tokens)
+        if account is not None:
+            account.end(record.output_tokens, read=record.dispatches > 0)
         memory.set(0)
         if not self.in_flight:
             self._ended_all.set()
@@ -583,10 +585,10 @@ class _Tokenized(_Later):
     waiting: Waiting | None = None
 
     def __init__(
-        self, face: ProxyFace, ask: _Ask, tenant: Tenant | None, generate: Callable[[PromptTokens | None], Run]
+        self, face: ProxyFace, ask: _Ask, account: Account | None, generate: Callable[[PromptTokens | None], Run]
     ) -> None:
         super().__init__(face, ask)
-        self._tenant = tenant
+        self._account = account
         self._generate = generate
 
     def found(self, tokens: PromptTokens | None) -> None:
@@ -599,8 +601,8 @@ class _Tokenized(_Later):
         if self.waiting is not None:
             self.waiting.drop()
             self.waiting = None
-        if self._tenant is not None:
-            self._tenant.end(0, unread_tokens=self._ask.record.prompt_tokens)
+        if self._account is not None:
+            self._account.end(0, read=False)
         super()._drop()
 
 

@@ -1,4 +1,4 @@
-"""`python -m ballast_cli.demo.child PARENT ARGUMENTS...`: `ballast ARGUMENTS...`, which ends with the demo.
+"""`python -m ballast_cli.child PARENT ARGUMENTS...`: `ballast ARGUMENTS...`, which ends with the demo.
 
 A demo that is killed (SIGKILL, out of memory) can end nobody any more: Linux does it then. Elsewhere its processes
 stay.
