@@ -20,6 +20,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -162,6 +163,35 @@ def test_errors_of_the_picker_reach_clients_in_openai_shape(fleet: Kubectl, envo
 
     answers = ask(fleet, CLIENT, [{"url": url, "body": "{"}, {"url": url, "body": unknown}])
     assert [code(answer) for answer in answers] == [(400, "invalid-request"), (404, "model-not-found")]
+
+
+@pytest.mark.rotating(2)
+def test_strangers_are_refused_and_what_agents_tell_counts_in_a_tenants_share(fleet: Kubectl, envoy: DataPlane) -> None:
+    """Keys of a mounted Secret. The pickers have one share together, of which outputs take most."""
+    key = {"authorization": "Bearer of-a"}
+    tenant = {"name": "a", "keys": [sha256(b"of-a").hexdigest()], "tokensPerMinute": 60}
+    file = {"stringData": {"keys.yaml": json.dumps({"tenants": [tenant]})}}
+    fleet.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, **file})
+    mount = {"containers": [{"name": "gateway", "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}]}
+    volume = {"volumes": [{"name": "keys", "secret": {"secretName": "keys"}}]}
+    checked = {"settings": {"keys": {"file": "/keys/keys.yaml"}}, "template": {"spec": {**mount, **volume}}}
+    before = {name: fleet.get("servingpool", NAME)["spec"]["gateway"].get(name) for name in checked}
+
+    def said(count: int, headers: dict[str, str] | None = None, **fields: Any) -> set[tuple[int, str]]:
+        answers = ask(fleet, CLIENT, [completion(envoy, headers, **fields) for _ in range(count)])
+        bodies = [(each.status, json.loads(each.body)) for each in answers if each.status]
+        return {(status, body["error"]["code"] if "error" in body else "") for status, body in bodies}
+
+    try:
+        fleet.patch("servingpool", NAME, {"spec": {"gateway": checked}})
+        wait_until(lambda: said(12) == {(401, "invalid-api-key")}, 180, "no picker lets strangers in", poll_s=1.0)
+        assert said(1, {"authorization": "Bearer of-b"}) == {(401, "invalid-api-key")}
+        assert said(12, key, max_tokens=40) == {(200, "")}  # of some 45 tokens each, 40 of which are not known yet
+        wait_until(lambda: (429, "tenant-limit") in said(6, key), 30, "outputs have used the share up")
+    finally:
+        fleet.patch("servingpool", NAME, {"spec": {"gateway": before}})
+        wait_until(lambda: said(12) == {(200, "")}, 180, "everybody is let in again", poll_s=1.0)
+        wait_whole(fleet, 120)
 
 
 def test_two_serving_pools_share_the_gateway_and_a_refused_route_is_said(fleet: Kubectl, envoy: DataPlane) -> None:

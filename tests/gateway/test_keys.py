@@ -190,6 +190,17 @@ def test_tokens_are_let_in_at_their_rate_after_a_minutes_worth() -> None:
     assert [a.begin(600) is None for _ in range(2)] == [True, False]
 
 
+def test_what_other_gateways_let_in_counts_in_the_same_share() -> None:
+    a = tenant(maxInFlight=2, tokensPerMinute=100)
+    a.began_elsewhere(10)
+    assert [a.begin(10) is None for _ in range(2)] == [True, False]
+    a.ended_elsewhere(90)
+    refused = a.begin(10)
+    assert refused is not None
+    assert "tokens a minute" in refused.message
+    assert not a.idle
+
+
 def test_limits_change_while_requests_run() -> None:
     a = tenant(maxInFlight=1)
     assert a.begin(1) is None

@@ -19,6 +19,7 @@ from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
 from ballast_gateway.view.book import Book, Source
 from ballast_gateway.view.publisher import row_of
+from tests.gateway.test_keys import team, write
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ViewFleet, address_of, ask, face_of, lines_of, scripted_agent, view_fleet, view_of
 
@@ -445,3 +446,27 @@ async def test_a_picker_without_agents_forgets_what_ran_on_a_pod_that_is_gone(tm
         gateway.fleet.gone(EndpointId("f0"))
         assert {where for where, _ in booked(gateway).values()} == {"f1"}
         assert gateway.driver.director.ledger.own == 3
+
+
+async def test_a_tenants_limits_are_those_of_all_gateways_together(tmp_path: Path) -> None:
+    """What one lets in counts at the other, from the dispatch to the end that the agent tells, with its tokens."""
+    file = write(tmp_path / "keys", team("a", "one", maxInFlight=1, tokensPerMinute=100))
+    key = {"x-api-key": "one"}
+    async with view_fleet(tmp_path) as fleet:
+        first, second = [await fleet.start(keys={"file": file}) for _ in range(2)]
+        picked = ask(first, "r", more=key)
+        assert picked.plan is not None
+        picked.session.close(broken=False)
+        (name,) = booked(first)
+        await until(lambda: name in booked(second))
+        refused = ask(second, "s", more=key)
+        assert (refused.plan, lines_of(second)[-1]["reason"]) == (None, "tenant-limit")
+        refused.session.close(broken=False)
+        feed = fleet.agents[picked.plan.decode.id].feed
+        feed.say(said.Opened(request=opened_by(first, "r")))
+        feed.say(said.Ended(key=name, outcome="completed", output_tokens=300))
+        await until(lambda: not any(booked(one) for one in (first, second)))
+        for gateway in (first, second):
+            late = ask(gateway, "t", more=key)
+            assert (late.plan, lines_of(gateway)[-1]["reason"]) == (None, "tenant-limit")
+            late.session.close(broken=False)

@@ -37,7 +37,23 @@ AGENTS = {"d0": "a0", "d1": "a1"}
 PICKERS = ("gw-b", "gw-c")
 
 
-def observer(me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS) -> tuple[Book, Director]:
+class Share:
+    """What a tenant has of other gateways."""
+
+    def __init__(self) -> None:
+        self.now = self.tokens = 0
+
+    def began_elsewhere(self, prompt_tokens: int) -> None:
+        self.now += 1
+        self.tokens += prompt_tokens
+
+    def ended_elsewhere(self, output_tokens: int) -> None:
+        self.now -= 1
+        self.tokens += output_tokens
+
+
+def observer(me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS, share: Share | None = None) -> tuple[Book, Director]:
+    """`share`: of tenant `t`, the only one whose share is bounded."""
     least = LeastRequests()
     d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares(), profiles=SHIPPED_PROFILES))
     for name in names:
@@ -49,7 +65,7 @@ def observer(me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS) -> tuple[Book
         d.on_event(event, clock[0])  # type: ignore[arg-type]
         check_books(d.ledger)
 
-    return Book(me, d, feed), d
+    return Book(me, d, feed, share_of=lambda tenant: share if tenant == "t" else None), d
 
 
 def row(by: str, name: str, decode: str = "d0", *, prefill: str = "p0", **more: object) -> Row:
@@ -134,6 +150,30 @@ def test_a_gateway_that_holds_streams_opens_the_same_id_again() -> None:
         assert not len(d.ledger)
     book.take("gw-c", said.Opened(request=row("gw-b", "session")), 0.5)
     assert not len(d.ledger), "another source may speak of what is over"
+
+
+def test_a_tenants_share_has_each_request_of_others_once_from_its_first_claim_to_its_end() -> None:
+    """Its prompt, and its output as far as that was told, also where nobody says how it ended. Ours are not in it."""
+    share = Share()
+    book, d = observer(share=share)
+    for name, holds in (("gw-b", "gateway"), ("a0", "agent")):
+        book.take(name, snapshot(holds=holds), 0.0)
+    for name in ("ended", "lost"):
+        book.take("gw-b", said.Opened(request=row("gw-b", name, tenant="t")), 0.1)
+        book.take("a0", said.Opened(request=row("gw-b", name, tenant="t")), 0.2)
+        book.take("gw-b", said.Released(key=f"gw-b/{name}"), 0.3)
+        book.take("a0", said.Progressed(tokens={f"gw-b/{name}": 7}), 0.4)
+    book.take("gw-b", said.Opened(request=row("gw-b", "other", tenant="u")), 0.5)
+    assert (share.now, share.tokens) == (2, 200)
+    book.take("a0", said.Ended(key="gw-b/ended", outcome="completed", output_tokens=9), 1.0)
+    assert (share.now, share.tokens) == (1, 209)
+    book.lost("a0", 2.0)
+    book.passes(2.0 + books.GONE_S)
+    assert (share.now, share.tokens) == (0, 216)
+    ours = request("ours", 100)
+    d.on_event(RequestArrived(ours), 8.0)
+    book.take("a0", snapshot(row("gw-a", "ours", tenant="t")), 8.1)
+    assert share.now == 0
 
 
 def two_agents() -> tuple[Book, Director]:
@@ -481,7 +521,8 @@ class Fleet:
     """Two pickers and two holders, and a gateway that listens to them."""
 
     def __init__(self) -> None:
-        self.book, self.director = observer()
+        self.share = Share()
+        self.book, self.director = observer(share=self.share)
         self.now_s = 0.0
         self.speakers = [Speaker(name, "gateway", self.clock) for name in PICKERS]
         self.speakers += [Speaker(name, "agent", self.clock) for name in AGENTS.values()]
@@ -506,7 +547,8 @@ class Fleet:
         agents = self.speakers[2:]
         if what == "dispatch":
             self.count += 1
-            one = row(PICKERS[pick % 2], f"r{self.count}", ("d0", "d1")[other % 2], prefill=("p0", "")[other // 2])
+            decode, prefill = ("d0", "d1")[other % 2], ("p0", "")[other // 2]
+            one = row(PICKERS[pick % 2], f"r{self.count}", decode, prefill=prefill, tenant="t")
             self.sent.append(one)
             self.by_name[one.by].say(said.Opened(request=one))
         elif what == "arrive" and self.sent:
@@ -686,8 +728,10 @@ def ends_with_the_truth(script: list[tuple[str, int, int]]) -> int:
     fleet.book.passes(fleet.now_s + 2 * books.HANDING_OVER_S)
     found = booked(fleet.director)
     assert {key: value[:2] for key, value in found.items()} == fleet.truth()
+    assert fleet.share.now == len(found)
     for speaker in fleet.speakers:
         fleet.book.forget(speaker.name)
     assert (len(fleet.director.ledger), len(fleet.book), fleet.book._unclaimed) == (0, 0, set())
+    assert fleet.share.now == 0
     assert not any(fleet.director.ledger.requests[stage].any() for stage in Stage)
     return fleet.retries

@@ -35,6 +35,8 @@ from ballast_gateway.logs import LineWriter
 from ballast_gateway.who_may_ask import WhoMayAsk
 from ballast_gateway.workers import admin as worker_admin
 from ballast_gateway.workers.admin import merged
+from tests.gateway.test_keys import team
+from tests.gateway.test_keys import write as write_keys
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
 
@@ -181,6 +183,38 @@ async def test_attainment_demand_and_traffic_are_those_of_all_workers_together(t
             assert len((await admin.get(TRAFFIC, params={"limit": "3.0"})).text.splitlines()) == 3
             assert (await admin.get(TRAFFIC, params={"limit": 0})).status_code == 422
             assert (await admin.get(TRAFFIC, headers={"authorization": "Bearer other"})).status_code == 401
+
+
+async def test_a_tenants_limit_is_that_of_all_workers_together(tmp_path: Path) -> None:
+    """Once the other one knows of what the one has let in."""
+    going = asyncio.Event()
+
+    async def slow(asked: Asked, writer: Any) -> None:
+        await going.wait()
+        writer.write(json_reply(completion()))
+
+    keys = write_keys(tmp_path / "keys", team("a", "one", maxInFlight=1))
+    request = post(PATH, {**BODY, "logprobs": 1}, "x-api-key: one")
+    async with (
+        scripted_engine(slow) as engine,
+        running(tmp_path, {"d0": engine.address}, keys={"file": keys}) as at,
+    ):
+
+        async def one() -> int:
+            [answer] = await raw_exchange(at.ports["proxy"], request, answers=1)
+            return answer.status
+
+        first = asyncio.create_task(one())
+        try:
+            async with asyncio.timeout(60), httpx.AsyncClient(base_url=at.admin_url) as admin:
+                for worker in "01":
+                    view = {"published": 0, "followed": 0}
+                    while not (view["published"] or view["followed"]):
+                        view = (await admin.get("/ballast/v1/view", params={"worker": worker})).json()
+            assert {await one() for _ in range(20)} == {429}
+        finally:
+            going.set()
+        assert await first == 200
 
 
 async def test_workers_share_the_ports_and_end_together(tmp_path: Path) -> None:

@@ -284,6 +284,9 @@ class Gateway:
         """Open the listeners and begin to observe. Raises `InvalidInput` (port taken, bad file)."""
         listeners = self.settings.listeners
         faces = self._tls()
+        keys = KeyRing(self.settings.keys, self.driver.now_s) if self.settings.keys.checked else None
+        if keys is not None:
+            self.run(keys.follow())
         await self._serve_admin(listeners.host, listeners.admin)
         if self.pod_api is not None:
             self._closing.push_async_callback(self.pod_api.close)
@@ -294,12 +297,10 @@ class Gateway:
                     synced=lambda: self.fleet.synced,
                     on_engine=self._engine_said,
                     asked=answers(self.live.taking),
+                    share_of=(lambda tenant: None) if keys is None else keys.named,
                 )
             self.ports["pod_api"] = self.pod_api.port
             self.metrics.watch_view(self.pod_api.view)
-        keys = KeyRing(self.settings.keys, self.driver.now_s) if self.settings.keys.checked else None
-        if keys is not None:
-            self.run(keys.follow())
         await self._discover()
         self._follow_agents()
         if self.settings.workers > 1:

@@ -33,14 +33,17 @@ _MANY: Final = 10_000
 
 
 class Tenant:
-    """What one tenant has of this gateway. Its limits may change while its requests run."""
+    """What one tenant has of this gateway, and of the others that it hears. Its limits may change while its requests
+    run."""
 
-    __slots__ = ("_at_s", "_clock", "_in_flight", "_left", "_limits", "name")
+    __slots__ = ("_at_s", "_clock", "_elsewhere", "_in_flight", "_left", "_limits", "name")
 
     def __init__(self, limits: TenantEntry, clock: Callable[[], float]) -> None:
         self.name = limits.name
         self._clock = clock
         self._in_flight = 0
+        self._elsewhere = 0
+        """Requests in flight that other gateways let in."""
         self._left, self._at_s = float(limits.tokens_per_minute or 0), clock()
         self._limits = limits
 
@@ -53,7 +56,7 @@ class Tenant:
     def begin(self, prompt_tokens: int) -> ApiError | None:
         """Count a request in, to be counted out by `end`; or why it is refused."""
         limits = self._limits
-        if limits.max_in_flight is not None and self._in_flight >= limits.max_in_flight:
+        if limits.max_in_flight is not None and self._in_flight + self._elsewhere >= limits.max_in_flight:
             return tenant_limit("requests in flight", limits.max_in_flight, _RETRY_S)
         if limits.tokens_per_minute is not None:
             self._refill(limits.tokens_per_minute)
@@ -70,13 +73,26 @@ class Tenant:
         if self._limits.tokens_per_minute is not None:
             self._left += unread_tokens - output_tokens
 
+    def began_elsewhere(self, prompt_tokens: int) -> None:
+        """Another gateway has let a request in, to be counted out by `ended_elsewhere`."""
+        self._elsewhere += 1
+        if (limit := self._limits.tokens_per_minute) is not None:
+            self._refill(limit)
+            self._left -= prompt_tokens
+
+    def ended_elsewhere(self, output_tokens: int) -> None:
+        """A request that another gateway let in has ended."""
+        self._elsewhere -= 1
+        if self._limits.tokens_per_minute is not None:
+            self._left -= output_tokens
+
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost with it."""
         limit = self._limits.tokens_per_minute
         if limit is not None:
             self._refill(limit)
-        return not self._in_flight and (limit is None or self._left >= limit)
+        return not (self._in_flight or self._elsewhere) and (limit is None or self._left >= limit)
 
     def _refill(self, a_minute: int) -> None:
         now_s = self._clock()
@@ -143,8 +159,12 @@ class KeyRing:
         except Refused as refused:
             _log.debug("a token was refused", extra={"problem": str(refused)})
             return None
+        return self.named(name)
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, by which other gateways tell of its requests; None if nobody could be it here."""
         tenant = self._tenants.get(name)
-        if tenant is None:
+        if tenant is None and self._tokens is not None:
             tenant = self._tenants[name] = Tenant(self._unnamed(name), self._clock)
         return tenant
 

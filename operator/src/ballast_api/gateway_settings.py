@@ -673,7 +673,7 @@ KeyHash = Annotated[str, AfterValidator(_key_hash)]
 
 
 class TenantEntry(ApiModel):
-    """A tenant of a keys file. Its limits count in each gateway by itself."""
+    """A tenant of a keys file. Its limits are those of all gateways together that hear each other."""
 
     name: NonEmptyStr
     """Tells tenants apart."""

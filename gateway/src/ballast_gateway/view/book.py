@@ -42,6 +42,18 @@ MOST_ROWS: Final = 100_000
 _FAULTS: Final = frozenset(map(str, Fault))
 
 
+class Share(Protocol):
+    """What a tenant of other gateways' requests has, with this one's (`keys.Tenant`)."""
+
+    def began_elsewhere(self, prompt_tokens: int) -> None:
+        """A request is known that another gateway let in."""
+        ...
+
+    def ended_elsewhere(self, output_tokens: int) -> None:
+        """It is over."""
+        ...
+
+
 class OwnRequest(Protocol):
     """A request of this gateway that a holder has, or is to have."""
 
@@ -80,6 +92,8 @@ class _Known:
     """Its last leg has failed, and was counted."""
     unclaimed_s: float = math.inf
     """Since when nobody claims it."""
+    share: Share | None = None
+    """Its tenant's, if it counts there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +133,10 @@ class Book:
         *,
         on_engine: Callable[[said.Engine], None] = lambda engine: None,
         on_signs: Callable[[str, said.Signs], None] = lambda source, signs: None,
+        share_of: Callable[[str], Share | None] = lambda tenant: None,
     ) -> None:
-        """`me`: this gateway's name. `feed` passes an event to the Director at once."""
+        """`me`: this gateway's name. `feed` passes an event to the Director at once. `share_of` finds tenants by name,
+        where their shares are bounded."""
         self.me = me
         self.sources: dict[str, Source] = {}
         self.own: dict[RequestId, OwnRequest] = {}
@@ -129,6 +145,7 @@ class Book:
         self._feed = feed
         self._on_engine = on_engine
         self._on_signs = on_signs
+        self._share_of = share_of
         self._known: dict[str, _Known] = {}
         self._unclaimed: set[str] = set()
         self._at_s = -math.inf
@@ -275,8 +292,11 @@ class Book:
             self._claim(known, source, row, now_s)
             if own:
                 self._director_follows(known)
-            else:
-                self._adopt(known)
+                return
+            if row.tenant and not self._is_ours(row) and (share := self._share_of(row.tenant)) is not None:
+                known.share = share
+                share.began_elsewhere(row.prompt_tokens)
+            self._adopt(known)
             return
         before = known.holder
         self._claim(known, source, row, now_s)
@@ -472,6 +492,8 @@ class Book:
         for name in known.claims:
             if name in self.sources:
                 self.sources[name].keys.discard(key)
+        if known.share is not None:
+            known.share.ended_elsewhere(max(known.tokens, end.output_tokens))
         fault = Fault(end.fault) if end.fault in _FAULTS and not known.failed else None
         if known.own:
             own = self.own.get(known.id)

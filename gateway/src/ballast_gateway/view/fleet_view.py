@@ -18,7 +18,7 @@ from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import BadMessage, Inventory, LeaveOrder, Listed, Message, MoveOrder
 from ballast_gateway.podapi.plan import Part, Place, Plan, sign
-from ballast_gateway.view.book import Book, OwnRequest
+from ballast_gateway.view.book import Book, OwnRequest, Share
 from ballast_gateway.view.calls import CallFailed, Calls
 from ballast_gateway.view.leading import least_leads
 from ballast_gateway.view.publisher import Publisher
@@ -54,14 +54,15 @@ class FleetView:
         leases: bool = False,
         synced: Callable[[], bool] = lambda: True,
         on_engine: Callable[[said.Engine], None] = lambda engine: None,
+        share_of: Callable[[str], Share | None] = lambda tenant: None,
     ) -> None:
         """`alone`: no other gateways are to be expected, so this one leads from the start. `synced`: whether discovery
-        has named all endpoints, and so all agents."""
+        has named all endpoints, and so all agents. `share_of`: tenants by name, where their shares are bounded."""
         self.me = me
         self.leads = alone
         self.everywhere = False
         """Whether every endpoint that decodes has an agent that takes plans."""
-        self.book = Book(me, driver.director, driver.feed, on_engine=on_engine, on_signs=self._signs)
+        self.book = Book(me, driver.director, driver.feed, on_engine=on_engine, on_signs=self._signs, share_of=share_of)
         self.publisher = publisher
         self._driver = driver
         self._calls = calls

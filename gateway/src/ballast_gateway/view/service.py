@@ -19,6 +19,7 @@ from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.auth import Guard, TokenFile
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.server import PodApiServer, Query
+from ballast_gateway.view.book import Share
 from ballast_gateway.view.calls import Calls
 from ballast_gateway.view.fleet_view import FleetView
 from ballast_gateway.view.holding import GatewayHolder
@@ -72,8 +73,10 @@ class PodApi:
         synced: Callable[[], bool],
         on_engine: Callable[[said.Engine], None],
         asked: Mapping[str, Callable[[Query], bytes | None]],
+        share_of: Callable[[str], Share | None] = lambda tenant: None,
     ) -> None:
-        """Listen, and begin to follow; `asked` is what further paths answer. Raises `OSError` (port taken)."""
+        """Listen, and begin to follow; `asked` is what further paths answer, `share_of` finds tenants whose shares are
+        bounded, by name. Raises `OSError` (port taken)."""
         settings = self._settings
         host, port = settings.listeners.host, settings.pod_api.port
         me = name_of(port)
@@ -97,6 +100,7 @@ class PodApi:
             leases=peers.kubernetes is not None and peers.kubernetes.lease is not None,
             synced=synced,
             on_engine=on_engine,
+            share_of=share_of,
         )
         if peers.addresses:
             self._view.follow_peers(peers.addresses)
