@@ -34,6 +34,8 @@ NONE = {
     "Rounds of scaling by reason": "the quickstart does not scale",
     "Rehearsals": "the quickstart does not scale",
     "Foreign edits": "nobody edits its objects",
+    "Tokens by tenant": "the quickstart checks no keys",
+    "Refused by tenant": "the quickstart checks no keys",
     "Scrapes": "no scrape has failed; the ages beside are there",
 }
 """Panels that may have no data here, and why."""

@@ -328,7 +328,7 @@ def test_tenants_that_have_nothing_to_remember_are_forgotten(tmp_path: Path, mon
     assert spent is not None
     assert busy.begin(0) is None
     assert spent.begin(10) is None
-    spent.end(0)
+    spent.end(10, 0)
     keys.refresh()
     for name, same in {"ads": True, "busy": True, "spent": True, "idle": False}.items():
         assert (keys.tenant(bearer(token(sub=name))) is found[name]) is same, name

@@ -10,12 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_gateway.file_stamps import stamp
-from ballast_gateway.keys import KeyRing, Tenant
+from ballast_gateway.keys import KeyRing, Tenant, Usage
 from tests.support.gateway_kit import (
     Answer,
     RunningGateway,
@@ -159,13 +160,13 @@ def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 def tenant(now_s: Callable[[], float] = lambda: 0.0, **limits: int) -> Tenant:
-    return Tenant(TenantEntry.parse(team("a", "one", **limits)), now_s)
+    return Tenant(TenantEntry.parse(team("a", "one", **limits)), now_s, Usage())
 
 
 def test_a_tenant_has_so_many_requests_in_flight() -> None:
     a = tenant(maxInFlight=2)
     assert [a.begin(10) is None for _ in range(3)] == [True, True, False]
-    a.end(5)
+    a.end(10, 5)
     assert a.begin(10) is None
     refused = a.begin(10)
     assert refused is not None
@@ -178,7 +179,7 @@ def test_tokens_are_let_in_at_their_rate_after_a_minutes_worth() -> None:
     a = tenant(lambda: clock[0], tokensPerMinute=600)
     assert a.begin(500) is None
     assert a.begin(50) is None
-    a.end(200)
+    a.end(500, 200)
     refused = a.begin(1)
     assert refused is not None
     assert refused.retry_after_s == 16  # 151 tokens at 10 a second
@@ -206,8 +207,8 @@ def test_limits_change_while_requests_run() -> None:
     assert a.begin(1) is None
     a.limit(TenantEntry.parse(team("a", "one", maxInFlight=2, tokensPerMinute=100)))
     assert [a.begin(1) is None for _ in range(2)] == [True, False]
-    a.end(0)
-    a.end(0)
+    a.end(1, 0)
+    a.end(1, 0)
     assert [a.begin(100) is None for _ in range(2)] == [True, False]
 
 
@@ -290,3 +291,29 @@ async def test_a_fault_in_a_look_at_the_keys_is_not_the_last_look(
     file = write(tmp_path / "keys", team("a", "one"))
     async with running_gateway(tmp_path, {}, wait=False, keys={"file": file}):
         await until(lambda: len(looks) > 2)
+
+
+async def test_what_tenants_use_is_in_metrics_the_log_and_the_admin_api(tmp_path: Path) -> None:
+    """By the names of the file, each once; strangers are in none of them."""
+    file = write(tmp_path / "keys", team("a", "one", maxInFlight=5, tokensPerMinute=4), team("b", "two"))
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}, keys={"file": file}) as gateway,
+        httpx.AsyncClient(base_url=gateway.admin_url) as admin,
+    ):
+        statuses = [(await ask(gateway, f"x-api-key: {key}")).status for key in ("one", "one", "one", "two", "three")]
+        assert statuses[0] == 200
+        assert (statuses[2:], statuses.count(429)) == ([429, 200, 401], statuses[:3].count(429))
+        let_in = statuses[:3].count(200)
+        page = (await admin.get("/metrics")).text
+        assert f'ballast_gateway_tenant_requests_total{{tenant="a"}} {let_in}.0' in page
+        assert f'ballast_gateway_tenant_refused_total{{limit="tokens",tenant="a"}} {3 - let_in}.0' in page
+        assert 'ballast_gateway_tenant_refused_total{limit="in-flight",tenant="a"} 0.0' in page
+        assert 'ballast_gateway_tenant_output_tokens_total{tenant="b"} 3.0' in page
+        assert "three" not in page
+        shares = {each["name"]: each for each in (await admin.get("/ballast/v1/tenants")).json()["tenants"]}
+        assert shares["a"]["in_flight"] == {"here": 0, "elsewhere": 0, "limit": 5}
+        assert shares["a"]["tokens"]["left"] <= 0
+        assert shares["b"]["tokens"] == {"left": None, "a_minute": None}
+        assert shares["b"]["used"]["output_tokens"] == 3
+        assert [line.get("tenant") for line in gateway.requests()] == ["a", "a", "a", "b", None]

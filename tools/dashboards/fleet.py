@@ -173,5 +173,38 @@ FLEET: Final = Dashboard(
                 ),
             ),
         ),
+        (
+            "Tenants, where keys are checked",
+            (
+                Panel(
+                    "Tokens by tenant",
+                    "Prompt and output tokens a second of requests that have ended, by the names of the keys file; "
+                    "without a name: tenants of tokens. Good: any rate that is within limits. Bad: one takes most, and "
+                    "others wait. Do: give it a limit in the keys file.",
+                    (
+                        (
+                            f"{total('ballast_gateway_tenant_prompt_tokens_total', by='tenant')} + "
+                            f"{total('ballast_gateway_tenant_output_tokens_total', by='tenant')}",
+                            "{{tenant}}",
+                        ),
+                    ),
+                    shape="stacked",
+                ),
+                Panel(
+                    "Refused by tenant",
+                    "Requests a second that were let in, and that were refused for a limit of the tenant. Good: none "
+                    "refused. Bad: refused for minutes: the tenant has all of its share. Do: raise its limit, or have "
+                    "its client wait as Retry-After says.",
+                    (
+                        (total("ballast_gateway_tenant_requests_total", by="tenant"), "{{tenant}} let in"),
+                        (
+                            total("ballast_gateway_tenant_refused_total", by="tenant, limit"),
+                            "{{tenant}} refused: {{limit}}",
+                        ),
+                    ),
+                    unit="reqps",
+                ),
+            ),
+        ),
     ),
 )

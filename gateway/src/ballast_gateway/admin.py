@@ -30,6 +30,7 @@ def build_admin(
     view: Callable[[], dict[str, Any]] | None = None,
     now_s: Callable[[], float],
     settings: Callable[[], dict[str, Any]],
+    tenants: Callable[[int], list[dict[str, Any]]] | None = None,
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
     app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
@@ -77,6 +78,14 @@ def build_admin(
         async def fleet_view() -> dict[str, Any]:
             """Who leads, and every agent and other gateway that is heard, with the age of what it said last."""
             return view()
+
+    if tenants is not None:
+
+        @app.get("/ballast/v1/tenants")
+        async def shares(limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> dict[str, Any]:
+            """What each tenant has in flight, here and at the gateways that are heard, and what is left of its tokens;
+            the busiest first."""
+            return {"tenants": tenants(limit)}
 
     return app
 

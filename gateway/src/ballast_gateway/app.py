@@ -39,6 +39,7 @@ from ballast_gateway.draining import DrainMetrics, hold_report, load_report
 from ballast_gateway.driver import Driver
 from ballast_gateway.endpoint_metrics import EndpointMetrics
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.key_metrics import KeyMetrics
 from ballast_gateway.keys import KeyRing
 from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
@@ -114,6 +115,9 @@ class Gateway:
     `out` takes the request log. `whose` is for log lines and metrics: this gateway's name among several, or its number
     among the workers that share its ports. `text_hash`: of the settings file's text, if they come from one.
     """
+
+    keys: KeyRing | None = None
+    """Where keys are checked, once started."""
 
     def __init__(
         self, settings: GatewaySettings, *, whose: Whose = ALONE, out: TextIO = sys.stdout, text_hash: str = ""
@@ -284,9 +288,10 @@ class Gateway:
         """Open the listeners and begin to observe. Raises `InvalidInput` (port taken, bad file)."""
         listeners = self.settings.listeners
         faces = self._tls()
-        keys = KeyRing(self.settings.keys, self.driver.now_s) if self.settings.keys.checked else None
-        if keys is not None:
-            self.run(keys.follow())
+        if self.settings.keys.checked:
+            self.keys = KeyRing(self.settings.keys, self.driver.now_s)
+            self.run(self.keys.follow())
+            KeyMetrics(self.keys, self.registry)
         await self._serve_admin(listeners.host, listeners.admin)
         if self.pod_api is not None:
             self._closing.push_async_callback(self.pod_api.close)
@@ -297,7 +302,7 @@ class Gateway:
                     synced=lambda: self.fleet.synced,
                     on_engine=self._engine_said,
                     asked=answers(self.live.taking),
-                    share_of=(lambda tenant: None) if keys is None else keys.named,
+                    share_of=(lambda tenant: None) if self.keys is None else self.keys.named,
                 )
             self.ports["pod_api"] = self.pod_api.port
             self.metrics.watch_view(self.pod_api.view)
@@ -320,7 +325,7 @@ class Gateway:
                 served=self._served,
                 classes=self._classes,
                 tracing=self._tracing,
-                keys=keys,
+                keys=self.keys,
             )
             self._closing.push_async_callback(self.proxy.close)
             with opening("listeners.proxy", listeners.host, listeners.proxy):
@@ -344,7 +349,7 @@ class Gateway:
                     served=self._served,
                     classes=self._classes,
                     tracing=self._tracing,
-                    keys=keys,
+                    keys=self.keys,
                 )
             self.fleet.on_scraped, self.fleet.on_lost = self.picker.observed, self.picker.lost
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -609,6 +614,7 @@ class Gateway:
                 view=None if self.pod_api is None else self.pod_api.view.report,
                 now_s=self.driver.now_s,
                 settings=self.settings_state.report,
+                tenants=None if self.keys is None else self.keys.report,
             )
 
         signature = None if self.pod_api is None else self.pod_api.guard().check

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import Keys, TenantEntry
@@ -32,14 +33,29 @@ _MANY: Final = 10_000
 """Tenants, above which those that have nothing to remember are forgotten."""
 
 
+@dataclass(slots=True)
+class Usage:
+    """What was let in and refused at this gateway, since it began."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    """Of requests that have ended and of which an engine was asked."""
+    output_tokens: int = 0
+    too_many: int = 0
+    """Refused for the limit of requests in flight."""
+    overdrawn: int = 0
+    """Refused for the limit of tokens a minute."""
+
+
 class Tenant:
     """What one tenant has of this gateway, and of the others that it hears. Its limits may change while its requests
     run."""
 
-    __slots__ = ("_at_s", "_clock", "_elsewhere", "_in_flight", "_left", "_limits", "name")
+    __slots__ = ("_at_s", "_clock", "_elsewhere", "_in_flight", "_left", "_limits", "name", "used")
 
-    def __init__(self, limits: TenantEntry, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: TenantEntry, clock: Callable[[], float], used: Usage) -> None:
         self.name = limits.name
+        self.used = used
         self._clock = clock
         self._in_flight = 0
         self._elsewhere = 0
@@ -56,22 +72,28 @@ class Tenant:
     def begin(self, prompt_tokens: int) -> ApiError | None:
         """Count a request in, to be counted out by `end`; or why it is refused."""
         limits = self._limits
-        if limits.max_in_flight is not None and self._in_flight + self._elsewhere >= limits.max_in_flight:
+        if limits.max_in_flight is not None and self.in_flight >= limits.max_in_flight:
+            self.used.too_many += 1
             return tenant_limit("requests in flight", limits.max_in_flight, _RETRY_S)
         if limits.tokens_per_minute is not None:
             self._refill(limits.tokens_per_minute)
             if self._left <= 0:
+                self.used.overdrawn += 1
                 wait_s = (1 - self._left) * 60 / limits.tokens_per_minute
                 return tenant_limit("tokens a minute", limits.tokens_per_minute, math.ceil(wait_s))
             self._left -= prompt_tokens
         self._in_flight += 1
+        self.used.requests += 1
         return None
 
-    def end(self, output_tokens: int, *, unread_tokens: int = 0) -> None:
-        """A request has ended. `unread_tokens`: of its prompt, if no engine was asked to read that."""
+    def end(self, prompt_tokens: int, output_tokens: int, *, read: bool = True) -> None:
+        """A request that `begin` let in has ended. `read`: whether an engine was asked for it, and so its prompt."""
         self._in_flight -= 1
+        self.used.output_tokens += output_tokens
+        if read:
+            self.used.prompt_tokens += prompt_tokens
         if self._limits.tokens_per_minute is not None:
-            self._left += unread_tokens - output_tokens
+            self._left -= output_tokens if read else output_tokens - prompt_tokens
 
     def began_elsewhere(self, prompt_tokens: int) -> None:
         """Another gateway has let a request in, to be counted out by `ended_elsewhere`."""
@@ -86,13 +108,32 @@ class Tenant:
         if self._limits.tokens_per_minute is not None:
             self._left -= output_tokens
 
+    def report(self) -> dict[str, Any]:
+        """For the admin API. Tokens that are left may be less than none."""
+        limits = self._limits
+        if limits.tokens_per_minute is not None:
+            self._refill(limits.tokens_per_minute)
+        return {
+            "name": self.name,
+            "in_flight": {"here": self._in_flight, "elsewhere": self._elsewhere, "limit": limits.max_in_flight},
+            "tokens": {
+                "left": None if limits.tokens_per_minute is None else round(self._left),
+                "a_minute": limits.tokens_per_minute,
+            },
+        }
+
+    @property
+    def in_flight(self) -> int:
+        """Its requests, of all gateways that are heard."""
+        return self._in_flight + self._elsewhere
+
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost with it."""
         limit = self._limits.tokens_per_minute
         if limit is not None:
             self._refill(limit)
-        return not (self._in_flight or self._elsewhere) and (limit is None or self._left >= limit)
+        return not self.in_flight and (limit is None or self._left >= limit)
 
     def _refill(self, a_minute: int) -> None:
         now_s = self._clock()
@@ -119,7 +160,7 @@ class Account:
         """The request has ended; further calls change nothing. `read`: whether an engine was asked for it."""
         if self._open:
             self._open = False
-            self._tenant.end(output_tokens, unread_tokens=0 if read else self._prompt_tokens)
+            self._tenant.end(self._prompt_tokens, output_tokens, read=read)
 
 
 class KeyRing:
@@ -133,6 +174,8 @@ class KeyRing:
         self._others = settings.jwt
         """Has the limits of tenants that the file does not name."""
         self._named: frozenset[str] = frozenset()
+        self._others_used = Usage()
+        """Of all tenants together that the file does not name."""
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._by_hash: dict[bytes, Tenant] = {}
@@ -165,8 +208,22 @@ class KeyRing:
         """The tenant of this name, by which other gateways tell of its requests; None if nobody could be it here."""
         tenant = self._tenants.get(name)
         if tenant is None and self._tokens is not None:
-            tenant = self._tenants[name] = Tenant(self._unnamed(name), self._clock)
+            tenant = self._tenants[name] = Tenant(self._unnamed(name), self._clock, self._others_used)
         return tenant
+
+    def usage(self) -> dict[str, Usage]:
+        """By tenant of the file; under an empty name, of all others together, where tokens are taken."""
+        found = {name: self._tenants[name].used for name in sorted(self._named)}
+        return found if self._tokens is None else {**found, "": self._others_used}
+
+    def name_for_logs(self, tenant: Tenant | None) -> str:
+        """Its name, if the file has it; empty for the others: those of tokens are people's."""
+        return tenant.name if tenant is not None and tenant.name in self._named else ""
+
+    def report(self, most: int) -> list[dict[str, Any]]:
+        """For the admin API: these tenants at the most, the busiest first, each with what the file's has used."""
+        busy = sorted(self._tenants.values(), key=lambda each: (-each.in_flight, each.name))[:most]
+        return [each.report() | ({"used": asdict(each.used)} if each.name in self._named else {}) for each in busy]
 
     async def follow(self) -> None:
         """Read the files again whenever they change. Runs until it is cancelled."""
@@ -200,13 +257,17 @@ class KeyRing:
         if self._tokens is not None:  # tenants of tokens have requests that count
             unnamed = self._tenants.keys() - named.keys()
             named |= {name: self._kept(self._unnamed(name)) for name in unnamed}
-        self._named, self._tenants = frozenset(entry.name for entry in entries), named
+        before, self._named, self._tenants = self._named, frozenset(entry.name for entry in entries), named
+        for name in self._named - before:
+            named[name].used = Usage()
+        for name in (before - self._named) & named.keys():
+            named[name].used = self._others_used
         self._by_hash = {bytes.fromhex(key): named[entry.name] for entry in entries for key in entry.keys}
 
     def _kept(self, entry: TenantEntry) -> Tenant:
         tenant = self._tenants.get(entry.name)
         if tenant is None:
-            return Tenant(entry, self._clock)
+            return Tenant(entry, self._clock, Usage())
         tenant.limit(entry)
         return tenant
 

@@ -45,6 +45,8 @@ class RequestRecord:
     path: str = ""
     model: str = ""
     """A served name, or empty: other names that clients write do not enter metrics."""
+    tenant: str = ""
+    """Whose key it has, if that is a tenant of the keys file."""
     stream: bool = False
     prompt_tokens: int = 0
     prefill: str = ""
@@ -140,10 +142,12 @@ class RequestRecord:
                 line += f',"ttft_s":{ttft_s}'
             if (tpot_s := self.tpot_s) and (rounded_s := round(tpot_s, 6)):
                 line += f',"tpot_s":{rounded_s}'
-        return line + self._of_objective() + "}"
+        return line + self._of_client() + "}"
 
-    def _of_objective(self) -> str:
+    def _of_client(self) -> str:
+        """Its tenant and its class."""
+        tenant = f',"tenant":{_text(self.tenant)}' if self.tenant else ""
         if self.objective is None:
-            return ""
+            return tenant
         met = "" if self.met is None else f',"met":{"true" if self.met else "false"}'
-        return f',"objective":{_text(self.objective.name)}{met}'
+        return f'{tenant},"objective":{_text(self.objective.name)}{met}'

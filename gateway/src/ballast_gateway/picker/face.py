@@ -230,7 +230,9 @@ class _StreamSession:
         if self._face.tracing is not None:
             header = self._exchange.header
             record.trace = self._face.tracing.begin(header("traceparent"), header("tracestate"))
-        if query.of is not None:
+        keys = self._face.settings.keys
+        if keys is not None and query.of is not None:
+            record.tenant = keys.name_for_logs(query.of)
             refusal = query.of.begin(body.prompt_tokens)
             if refusal is not None:
                 return self._exchange.refused(refusal)

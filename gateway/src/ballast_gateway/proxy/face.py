@@ -378,6 +378,7 @@ class ProxyFace:
         account = None
         if self._keys is not None:
             tenant = self._keys.tenant(ask.request.headers)
+            record.tenant = self._keys.name_for_logs(tenant)
             refusal = invalid_api_key() if tenant is None else tenant.begin(generation.prompt_tokens)
             if refusal is not None:  # a key may be revoked while a large body is read
                 ask.held.set(0)
