@@ -16,7 +16,8 @@ import pytest
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_gateway.file_stamps import stamp
-from ballast_gateway.keys import KeyRing, Tenant, Usage
+from ballast_gateway.keys import KeyRing
+from ballast_gateway.tenants import Tenant, Usage
 from tests.support.gateway_kit import (
     Answer,
     RunningGateway,

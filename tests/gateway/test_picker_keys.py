@@ -17,13 +17,14 @@ from ballast_api.gateway_settings import Keys
 from ballast_api.serving_pool import GatewaySpec
 from ballast_core.model import Outcome
 from ballast_gateway.driver import Driver
-from ballast_gateway.keys import KeyRing, Tenant
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.picker.actions import Destination, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.face import PickerFace
 from ballast_gateway.picker.messages import BodyMode, HeadersReply, Immediate, Inbound, Kind, Modes, Reply
 from ballast_gateway.picker.transport import Session
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tenants import Tenant
 from tests.gateway.test_keys import team, write
 from tests.gateway.test_picker_grpc import body, channel, headers, process
 from tests.support.core_builders import director

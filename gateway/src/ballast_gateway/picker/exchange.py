@@ -25,7 +25,7 @@ from ballast_core.model import Outcome
 from ballast_gateway import errors, paths
 from ballast_gateway.errors import ApiError
 from ballast_gateway.headers import KEYS
-from ballast_gateway.keys import KeyRing, Tenant
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.openai_body import is_json_path, may_hold_media
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
@@ -45,6 +45,7 @@ from ballast_gateway.picker.query import BodyFacts, Carries, InvalidRequest, Que
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.service_classes import ServiceClasses
+from ballast_gateway.tenants import Tenant
 from ballast_gateway.trust import Trusted
 
 _NO_BODY: Final = BodyFacts()

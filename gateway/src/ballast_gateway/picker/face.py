@@ -15,7 +15,6 @@ from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import errors, openai_body, paths
 from ballast_gateway.driver import Driver, Ticket
-from ballast_gateway.keys import Account
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
@@ -33,6 +32,7 @@ from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
 from ballast_gateway.picker.unseen import UnseenRequests
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tenants import Account
 from ballast_gateway.tickets import Rejected
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, Self, TypeAlias
 from ballast_core.attainment import Objective
 from ballast_gateway import errors, lax, openai_body, paths
 from ballast_gateway.errors import ApiError
-from ballast_gateway.keys import Tenant
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
+from ballast_gateway.tenants import Tenant
 
 _BYTES_PER_TOKEN = 5
 """Estimate for a body that the picker does not see; counts JSON's own characters too."""

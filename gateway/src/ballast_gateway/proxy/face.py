@@ -33,7 +33,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
-from ballast_gateway.keys import Account, KeyRing
+from ballast_gateway.keys import KeyRing
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
@@ -47,6 +47,7 @@ from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.strict_json import Size
+from ballast_gateway.tenants import Account
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tls.listener import Listening, listening
 from ballast_gateway.token_questions import Question

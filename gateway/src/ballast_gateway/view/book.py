@@ -43,7 +43,7 @@ _FAULTS: Final = frozenset(map(str, Fault))
 
 
 class Share(Protocol):
-    """What a tenant of other gateways' requests has, with this one's (`keys.Tenant`)."""
+    """What a tenant of other gateways' requests has, with this one's (`tenants.Tenant`)."""
 
     def began_elsewhere(self, prompt_tokens: int) -> None:
         """A request is known that another gateway let in."""
