@@ -59,6 +59,8 @@ def test_an_error_names_file_object_and_field_of_every_document() -> None:
     ("text", "message"),
     [
         ("a: [1", "f.yaml: is not YAML"),
+        ("kind: List\nitems: &a\n- {kind: List, items: *a}", "the value contains itself by its anchor"),
+        ("spec: &a {template: {spec: {affinity: *a}}}", "the value contains itself by its anchor"),
         ("a: 1\na: 2", "key 'a' stands twice; remove one"),
         ("1: a", "key 1 is not a text; put it in quotes"),
         ("? [a]\n: b", "is not a text; put it in quotes"),

@@ -110,10 +110,18 @@ _KEYS_PROBLEMS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error. So is a value that is not of
-    its tag (`!!int x`), for which PyYAML raises whatever its conversion does."""
+    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error. So are a value that contains
+    itself, and one that is not of its tag (`!!int x`), for which PyYAML raises whatever its conversion does."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self.deep_construct = True  # parts before their whole: what contains itself is seen
+        return super().construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise yaml.constructor.ConstructorError(
+                None, None, "the value contains itself by its anchor; write it out instead", node.start_mark
+            )
         try:
             return super().construct_object(node, deep=deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
