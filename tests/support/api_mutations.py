@@ -115,6 +115,18 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("empty-command", {"spec.engine.command": []}, "spec.engine.command", "1 or more entries"),
     _serving_pool("args-number", {"spec.engine.args": [1]}, "spec.engine.args[0]", "a text in quotes"),
     _serving_pool(
+        "env-number",
+        {"spec.engine.env": [{"name": "A", "value": 1}]},
+        "spec.engine.env[0].value",
+        "must be a text in quotes, not 1",
+    ),
+    _serving_pool(
+        "env-boolean",
+        {"spec.pools[0].env": [{"name": "A", "value": True}]},
+        "spec.pools[0].env[0].value",
+        "must be a text in quotes, not true",
+    ),
+    _serving_pool(
         "connector", {"spec.engine.kvConnector.type": "nixl"}, "spec.engine.kvConnector.type", "'NixlConnector'"
     ),
     _serving_pool("no-pools", {"spec.pools": ABSENT}, "spec.pools", "is missing"),

@@ -71,6 +71,9 @@ class EnvVar(OpenModel):
 
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=NO_SPACES)]
     """Name of the variable."""
+    value: str | None = None
+    """Its value; put numbers and booleans in quotes. Left out, `valueFrom` says where it comes from, or it is
+    empty."""
 
 
 class ModelImage(ApiModel):
