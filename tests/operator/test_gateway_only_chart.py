@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.names import PORT_ADMIN
 from ballast_gateway.observe.pods import PodReady, read_pod
 from ballast_operator.specs.gateway_deployment import PRE_STOP_S, SLACK_S
 from tests.support.testbed_programs import helm
@@ -117,6 +118,23 @@ def test_files_that_settings_name_are_mounted() -> None:
     assert {"name": "keys", "secret": {"secretName": "chat-keys"}} in pod["volumes"]
     assert {"name": "keys", "mountPath": "/etc/keys"} in pod["containers"][0]["volumeMounts"]
     assert [each["name"] for each in pod["volumes"]] == [each["name"] for each in pod["containers"][0]["volumeMounts"]]
+
+
+PROMETHEUS = "gateway.adminFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
+
+
+def test_who_is_named_reaches_the_admin_port_and_every_other_port_is_open() -> None:
+    found = objects(*ONLY, PROMETHEUS)
+    pod, policy = found["Deployment"]["spec"]["template"], found["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    named, everybody = policy["ingress"]
+    assert named["ports"] == [{"protocol": "TCP", "port": PORT_ADMIN}]
+    assert named["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert "from" not in everybody
+    tcp = [range(each["port"], each["endPort"] + 1) for each in everybody["ports"] if each["protocol"] == "TCP"]
+    assert [port for port in range(1, 65536) if not any(port in each for each in tcp)] == [PORT_ADMIN]
+    for values in (ONLY, (*ONLY, PROMETHEUS, "networkPolicies=false")):
+        assert "NetworkPolicy" not in objects(*values)
 
 
 def test_where_prometheus_operator_is_its_own_pods_are_scraped_under_the_releases_name() -> None:

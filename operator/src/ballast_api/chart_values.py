@@ -86,8 +86,8 @@ class GatewayValues(ApiModel):
     """A gateway in front of vLLM pods that are there already (docs/start/existing-pods.md)."""
     admin_from: Seq[FreeObject] = ()
     """Who may reach the gateways' port 9090 with its metrics and its admin API, as `from` of a NetworkPolicy has it,
-    such as the namespace of Prometheus; the operator may, too. It takes a network that enforces policies, and
-    `networkPolicies`. Empty leaves the port open to every pod."""
+    such as the namespace of Prometheus; the operator may, too. With `gateway.only` it is for that gateway. It takes a
+    network that enforces policies, and `networkPolicies`. Empty leaves the port open to every pod."""
 
 
 Where = Literal["Auto", "Always", "Never"]
@@ -167,7 +167,8 @@ class ChartValues(ApiModel):
     """Defaults for the gateways that the operator creates."""
     network_policies: bool = True
     """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
-    to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
+    to all. Policies add up, so in namespaces that deny by default they open those ports: set false there. With
+    `gateway.only` the chart writes one if there is `gateway.adminFrom`."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     """Port of the operator's metrics, at /metrics: looks by result and time, conditions, and wanted and ready instances
     by pool. 0 serves none."""
