@@ -171,7 +171,7 @@ class ChartValues(ApiModel):
     `gateway.only` the chart writes one if there is `gateway.adminFrom`."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     """Port of the operator's metrics, at /metrics: looks by result and time, conditions, and wanted and ready instances
-    by pool. 0 serves none."""
+    by pool. Not 8080, which answers probes. 0 serves none."""
     monitoring: MonitoringValues = Field(default_factory=MonitoringValues)
     """Dashboards, scrapes and alerts."""
     aggregate_roles: bool = True
