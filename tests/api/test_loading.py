@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ballast_api.common import API_VERSION
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import EndpointsFile, GatewaySettings
 from ballast_api.hardware_profile import EngineProfile, HardwareProfile
@@ -43,6 +44,18 @@ def test_documents_lists_and_foreign_objects_in_one_file() -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [valid("HardwareProfile"), namespace]}
     text = "---\n" + yaml.safe_dump_all([valid("ServingPool"), namespace, listed, None])
     assert [type(resource) for resource in load_manifest(text)] == [ServingPool, HardwareProfile]
+
+
+def test_what_the_operator_makes_is_passed_over() -> None:
+    """`kubectl get ballast -o yaml` has it, too."""
+    made = {
+        "apiVersion": API_VERSION,
+        "kind": "EnginePool",
+        "metadata": {"name": "chat-decode"},
+        "spec": {"replicas": 2},
+    }
+    listed = {"apiVersion": "v1", "kind": "List", "items": [made, valid("HardwareProfile")]}
+    assert [type(resource) for resource in load_manifest(yaml.safe_dump(listed))] == [HardwareProfile]
 
 
 def test_an_error_names_file_object_and_field_of_every_document() -> None:

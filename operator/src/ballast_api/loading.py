@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from ballast_api.common import API_VERSION, GROUP, ApiModel
+from ballast_api.engine_pool import EnginePool
 from ballast_api.errors import InvalidInput, Problem, explain
 from ballast_api.gateway_settings import EndpointsFile, GatewaySettings, KeysFile
 from ballast_api.resources import KINDS, AnyResource
@@ -21,8 +22,8 @@ ModelT = TypeVar("ModelT", bound=ApiModel)
 def load_manifest(text: str, *, source: str = "") -> tuple[AnyResource, ...]:
     """Every Ballast resource of a YAML text with any number of documents; `kind: List` is unfolded.
 
-    Objects of other groups (a Namespace beside a ServingPool) are skipped. Raises `InvalidInput` with all problems of
-    all objects. `source` names the file in messages.
+    Objects of other groups (a Namespace beside a ServingPool) are skipped, and EnginePools, which the operator makes.
+    Raises `InvalidInput` with all problems of all objects. `source` names the file in messages.
     """
     resources: list[AnyResource] = []
     problems: list[Problem] = []
@@ -186,7 +187,7 @@ def _resources(document: Document) -> Iterator[AnyResource]:
                 yield from _resources(item)
             return
         ours = not isinstance(api_version, str) or api_version.startswith(f"{GROUP}/") or kind in KINDS
-        if not ours:
+        if not ours or kind == EnginePool.kind_name:
             return
     yield parse_resource(document)
 
