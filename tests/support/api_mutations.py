@@ -127,6 +127,18 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "must be a text in quotes, not true",
     ),
     _serving_pool(
+        "origin-with-a-path",
+        {"spec.gateway": {"settings": {"corsOrigins": ["https://app.example.com/"]}}},
+        "spec.gateway.settings.corsOrigins[0]",
+        "or scheme://host:port with http or https",
+    ),
+    _serving_pool(
+        "receiver-without-a-scheme",
+        {"spec.gateway": {"settings": {"tracing": {"endpoint": "collector:4317"}}}},
+        "spec.gateway.settings.tracing.endpoint",
+        "must be http://host:port or https://host:port",
+    ),
+    _serving_pool(
         "connector", {"spec.engine.kvConnector.type": "nixl"}, "spec.engine.kvConnector.type", "'NixlConnector'"
     ),
     _serving_pool("no-pools", {"spec.pools": ABSENT}, "spec.pools", "is missing"),
@@ -364,6 +376,18 @@ ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("null-label", _pool("template", {"metadata": {"labels": {"team": None}}}), None),
     _serving_pool("null-is-absence", {"spec.policyRef": None, "spec.model.maxModelLen": None}, None),
     _serving_pool("whole-number-for-a-fraction", {"spec.ratio": {"minRatio": 1, "maxRatio": 2}}, None),
+    _serving_pool(
+        "origins-and-a-receiver",
+        {
+            "spec.gateway": {
+                "settings": {
+                    "corsOrigins": ["*", "http://localhost:3000", "https://app.example.com"],
+                    "tracing": {"endpoint": "http://[::1]:4318/v1/traces"},
+                }
+            }
+        },
+        None,
+    ),
     _serving_pool("port-of-the-pod-api-without-agents", {"spec.engine.port": 9004}, None),
     _serving_pool("port-of-no-groups-master", {"spec.engine.port": 29501}, None),
     _serving_pool("kv-events-up-to-the-last-port", _kv_events(port=65504, ranks=32), None),

@@ -60,21 +60,25 @@ Address = Annotated[str, AfterValidator(_address)]
 """`host:port`; an IPv6 host stands in brackets."""
 
 
+_ORIGIN = r"^(\*|https?://[^\s/:?#@]+(:[0-9]{1,5})?)$"
+_RECEIVER = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?$"
+
+
 def _origin(value: str) -> str:
-    if value != "*" and not re.fullmatch(r"https?://[^\s/:?#@]+(:[0-9]{1,5})?", value):
+    if not re.fullmatch(_ORIGIN, value):
         raise PydanticCustomError("origin", 'must be "*", or scheme://host or scheme://host:port with http or https')
     return value.lower()
 
 
 def _receiver(value: str) -> str:
-    if not re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?", value):
+    if not re.fullmatch(_RECEIVER, value):
         raise PydanticCustomError("receiver", "must be http://host:port or https://host:port, with a path or without")
     return value
 
 
 Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$", max_length=256)]
 """An absolute path without query."""
-Origin = Annotated[str, AfterValidator(_origin)]
+Origin = Annotated[str, AfterValidator(_origin), Field(json_schema_extra={"pattern": _ORIGIN})]
 """`*`, or the origin of a page as browsers write it (RFC 6454 section 6.2)."""
 
 
@@ -470,7 +474,7 @@ class Tracing(ApiModel):
     """OpenTelemetry traces of requests (docs/tracing.md). The variables OTEL_* of the gateway's environment count where
     a field is left out, and for all that has no field: headers, TLS, batches, resource."""
 
-    endpoint: Annotated[str, AfterValidator(_receiver)] | None = None
+    endpoint: Annotated[str, AfterValidator(_receiver), Field(json_schema_extra={"pattern": _RECEIVER})] | None = None
     """Base URL of an OTLP/HTTP receiver, such as http://collector:4318. Left out, OTEL_EXPORTER_OTLP_ENDPOINT says it,
     or http://localhost:4318 is taken."""
     protocol: TraceProtocol | None = None
