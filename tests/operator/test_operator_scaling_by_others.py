@@ -137,6 +137,24 @@ def test_another_scaler_gets_what_the_budget_leaves_and_holds_nobody() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "budget", "said"),
+    [
+        (9, None, "EnginePool chat-prefill asks for 9 instances and gets 5, because of autoscaling.maxReplicas"),
+        (0, None, "EnginePool chat-prefill asks for 0 instances and gets 1, because of autoscaling.minReplicas"),
+        (9, 4, "EnginePool chat-prefill asks for 9 instances and gets 3, because of gpuBudget"),
+        (5, None, ""),
+    ],
+)
+def test_why_another_scaler_does_not_get_its_number_is_said(asked: int, budget: int | None, said: str) -> None:
+    pools = [autoscaled("prefill", "Prefill", by="External", most=5), autoscaled("decode", "Decode")]
+    fleet = Fleet(pools=pools, spec={} if budget is None else {"gpuBudget": budget})
+    scaled(fleet, prefill=asked)
+    degraded = next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")
+    assert degraded["status"] == "False"
+    assert said in degraded["message"] if said else "EnginePool" not in degraded["message"]
+
+
+@pytest.mark.parametrize(
     ("edit", "counts"),
     [({"gpuBudget": 4}, {"prefill": 3, "decode": 1}), ({"decodes": 5}, {"prefill": 3, "decode": 5})],
     ids=["a smaller budget", "a neighbour that grows"],

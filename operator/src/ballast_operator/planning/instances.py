@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -147,6 +147,22 @@ def waits_for_gpus(observed: Observed, spec: ServingPoolSpec, instances: Mapping
         and any(ending_of(observed, pool.name) for pool in spec.pools)
         and any(asked[pool.name] > instances[pool.name] for pool in spec.pools if spec.leaves_to_others(pool))
     )
+
+
+def cut_short(observed: Observed, spec: ServingPoolSpec, instances: Mapping[str, int]) -> Iterator[str]:
+    """For each pool of which another scaler does not get the number that it asks for: which field is why."""
+    for pool in spec.pools:
+        if pool.autoscaling is None or not spec.leaves_to_others(pool):
+            continue
+        least, most, given = pool.autoscaling.min_replicas, pool.autoscaling.max_replicas, instances[pool.name]
+        asked = _asked_by_others(observed, pool, least=least)
+        if asked is None or asked == given:
+            continue
+        within = min(max(asked, least), most)
+        bound = "autoscaling.minReplicas" if asked < least else "autoscaling.maxReplicas"
+        why = bound if given == within else "gpuBudget"
+        name = engine_pool_key(observed.name, pool.name).name
+        yield f"EnginePool {name} asks for {asked} instances and gets {given}, because of {why}"
 
 
 def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:

@@ -38,7 +38,7 @@ from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
 from ballast_operator.planning.engines import engines, wanted_engines
 from ballast_operator.planning.hardware import former_numbers, former_profiles
-from ballast_operator.planning.instances import gpus_of_instances, waits_for_gpus, wanted_instances
+from ballast_operator.planning.instances import cut_short, gpus_of_instances, waits_for_gpus, wanted_instances
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan, Target
 from ballast_operator.planning.references import References, parse_pool, resolve
@@ -148,6 +148,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
             *routes.remarks,
             *_policy_remarks(target, references),
             *scaling.remarks(spec),
+            *cut_short(observed, spec, instances),
             *agent_container.remarks(spec),
             *filter(None, [token.remark]),
         ),
