@@ -207,7 +207,7 @@ def test_settings_that_do_not_go_together_are_neither_written_nor_fatal(monkeypa
             {
                 "model": {"servedNames": ["m"]},
                 "discovery": {"file": "f"},
-                "peers": {"addresses": ["other:9004"]},
+                "tls": {"proxy": {"certFile": "/tls/tls.crt"}},
             }
         )
 
@@ -217,4 +217,4 @@ def test_settings_that_do_not_go_together_are_neither_written_nor_fatal(monkeypa
     assert not [item for item in result.apply if item["metadata"]["name"] == "chat-gateway" and "data" in item]
     status, reason, message = condition(situation, "Degraded")
     assert (status, reason) == ("True", "SettingsRefused")
-    assert message.startswith("spec.gateway.settings.peers: ")
+    assert message.startswith("spec.gateway.settings.tls.proxy.keyFile: ")
