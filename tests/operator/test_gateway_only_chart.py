@@ -47,7 +47,8 @@ def objects(*values: str, apis: Sequence[str] = ()) -> dict[str, dict[str, Any]]
 
 def test_it_is_a_gateway_with_the_right_to_read_pods_and_nothing_else() -> None:
     found = objects(*ONLY, "gateway.only.settings.policy.decode.type=least-requests")
-    assert set(found) == {"ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Deployment", "Service"}
+    kinds = {"ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
+    assert set(found) == kinds
     assert found["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     settings = GatewaySettings.model_validate(yaml.safe_load(found["ConfigMap"]["data"]["gateway.yaml"]))
     assert settings.discovery.kubernetes is not None
@@ -169,6 +170,38 @@ def test_elsewhere_its_pods_say_that_they_are_to_be_scraped() -> None:
     } in job["relabel_configs"]
     quiet = objects(*ONLY, "monitoring.annotations=false")["Deployment"]["spec"]["template"]["metadata"]
     assert "prometheus.io/scrape" not in quiet["annotations"]
+
+
+def test_its_pods_stand_apart_and_where_the_values_of_the_chart_s_own_pod_say() -> None:
+    """As a ServingPool's gateways do; a drain takes one of them at a time."""
+    values = (
+        "nodeSelector.zone=a",
+        "tolerations[0].key=t",
+        "priorityClassName=high",
+        "podLabels.team=serving",
+        "podAnnotations.owner=me",
+        "gateway.only.resources.limits.memory=1Gi",
+    )
+    found = objects(*ONLY, *values)
+    template = found["Deployment"]["spec"]["template"]
+    pod, labels = template["spec"], template["metadata"]["labels"]
+    assert (pod["nodeSelector"], pod["tolerations"], pod["priorityClassName"]) == (
+        {"zone": "a"},
+        [{"key": "t"}],
+        "high",
+    )
+    assert "nodeAffinity" in pod["affinity"]
+    assert (labels["team"], template["metadata"]["annotations"]["owner"]) == ("serving", "me")
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "100m", "memory": "128Mi"},
+        "limits": {"memory": "1Gi"},
+    }
+    [spread] = pod["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    budget = found["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    for chosen in (spread["labelSelector"]["matchLabels"], budget["selector"]["matchLabels"]):
+        assert chosen.items() <= labels.items()
 
 
 def test_no_rule_and_no_dashboard_asks_an_operator_that_is_not_there() -> None:

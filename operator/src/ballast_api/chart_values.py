@@ -54,6 +54,10 @@ class ServiceAccountValues(ApiModel):
     """Annotations of the ServiceAccount, such as those for cloud identities."""
 
 
+def _gateway_resources() -> FreeObject:
+    return {"requests": {"cpu": "100m", "memory": "128Mi"}}
+
+
 class GatewayOnlyValues(ApiModel):
     """A gateway in front of vLLM pods that are there already, in place of the operator."""
 
@@ -75,6 +79,8 @@ class GatewayOnlyValues(ApiModel):
     """Volumes to add to the gateways' pods, as a pod has them, such as a Secret for `keys.file`."""
     volume_mounts: Seq[FreeObject] = ()
     """Where the gateways' container has them. Not below /etc/ballast, which has the settings."""
+    resources: FreeObject = Field(default_factory=_gateway_resources)
+    """Resource requests and limits of the gateways' container."""
 
 
 class GatewayValues(ApiModel):
@@ -184,16 +190,17 @@ class ChartValues(ApiModel):
     resources: FreeObject = Field(default_factory=_small_resources)
     """Resource requests and limits of the operator's container."""
     node_selector: StringMap = Field(default_factory=dict)
-    """Labels of the nodes that the operator may run on. Empty allows all."""
+    """Labels of the nodes that the operator may run on, or the gateways of `gateway.only`. Empty allows all."""
     tolerations: Seq[FreeObject] = ()
-    """Taints that the operator tolerates. Empty tolerates none."""
+    """Taints that the operator tolerates, or the gateways of `gateway.only`. Empty tolerates none."""
     affinity: FreeObject = Field(default_factory=_away_from_gpus)
-    """Affinity of the operator's pod. By default nodes without NVIDIA GPUs are preferred; null sets none."""
+    """Affinity of the operator's pod, or of those of `gateway.only`. By default nodes without NVIDIA GPUs are
+    preferred; null sets none."""
     priority_class_name: str = ""
-    """Priority class of the operator's pod. Empty takes the cluster's default."""
+    """Priority class of the operator's pod, or of those of `gateway.only`. Empty takes the cluster's default."""
     pod_annotations: StringMap = Field(default_factory=dict)
-    """Annotations to add to the operator's pod."""
+    """Annotations to add to the operator's pod, or to those of `gateway.only`."""
     pod_labels: StringMap = Field(default_factory=dict)
-    """Labels to add to the operator's pod."""
+    """Labels to add to the operator's pod, or to those of `gateway.only`."""
     global_: FreeObject = Field(default_factory=dict, alias="global")
     """Values that Helm shares with subcharts. The chart does not read them."""
