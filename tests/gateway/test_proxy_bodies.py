@@ -110,6 +110,13 @@ async def test_every_served_name_is_accepted(gateway: RunningGateway) -> None:
     assert [model["id"] for model in listing.json()["data"]] == ["tiny", "tiny-alias"]
 
 
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}], ids=str)
+async def test_stream_options_that_say_nothing_need_no_stream(gateway: RunningGateway, stream: dict[str, Any]) -> None:
+    """vLLM passes over `{}`, which clients send that fill in all fields."""
+    (answer,) = await raw_exchange(gateway.port, post(COMPLETIONS, {**OK, "stream_options": {}, **stream}), answers=1)
+    assert answer.status == 200
+
+
 def generation(body: dict[str, Any], *, chat: bool = False) -> Any:
     return read_generation(json.dumps(body).encode(), chat=chat)
 

@@ -157,7 +157,7 @@ def _check_common(document: JsonObject) -> None:
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise InvalidBody("stream_options: must be an object", "stream_options", got=options)
-    if options is not None and not stream:
+    if options and not stream:
         raise InvalidBody("stream_options: only allowed with stream: true", "stream_options")
     for field in _POSITIVE_INTS:
         value = document.get(field)
