@@ -201,6 +201,25 @@ def test_only_a_single_choice_can_be_handed_off(more: dict[str, Any], expected: 
     assert generation({**OK, **more}).can_hand_off is expected
 
 
+@pytest.mark.parametrize(
+    ("more", "chat", "expected"),
+    [
+        ({"prompt_logprobs": 0}, False, False),
+        ({"prompt_logprobs": 1}, True, False),
+        ({"echo": True, "logprobs": 1}, False, False),
+        ({"echo": True}, True, False),
+        ({"echo": True, "top_logprobs": None}, True, True),
+        ({"echo": True}, False, True),
+        ({"logprobs": 1, "echo": False}, False, True),
+        ({"logprobs": True, "top_logprobs": 3}, True, True),
+        ({"prompt_logprobs": None}, False, True),
+    ],
+)
+def test_no_kv_is_handed_off_to_an_engine_that_reads_none(more: dict[str, Any], chat: bool, expected: bool) -> None:
+    """vLLM computes a whole prompt whose log-probabilities are asked, whatever it could pull."""
+    assert generation({**(OK_CHAT if chat else OK), **more}, chat=chat).can_hand_off is expected
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),

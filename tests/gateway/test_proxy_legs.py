@@ -135,11 +135,13 @@ async def test_without_a_handle_decode_computes_the_prompt_itself(tmp_path: Path
         assert whole == json.dumps({**COMPLETION, "n": 2}).encode()
 
 
-async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:
-    """NIXL has no handle for them, so the work would be done twice."""
+@pytest.mark.parametrize("more", [{"n": 2}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=str)
+async def test_what_cannot_be_handed_off_skips_the_prefill_leg(tmp_path: Path, more: dict[str, Any]) -> None:
+    """NIXL has no handle for several choices, and for a prompt's log-probabilities vLLM reads no KV: the work would be
+    done twice."""
     async with Fleet(tmp_path) as fleet:
         gateway = await fleet.serve(p0=prefill_script, d0=decode_script)
-        await raw_exchange(gateway.port, post(PATH, {**COMPLETION, "n": 2}), answers=1)
+        await raw_exchange(gateway.port, post(PATH, {**COMPLETION, **more}), answers=1)
         assert (fleet.engines["p0"].asked, len(fleet.engines["d0"].asked)) == ([], 1)
         await drained(gateway)
 

@@ -59,8 +59,11 @@ class Generation:
 
     @property
     def can_hand_off(self) -> bool:
-        """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
-        return self.choices == 1 and not self.passed
+        """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d).
+
+        For log-probabilities of the prompt the decode engine computes all of it, whatever it could pull.
+        """
+        return self.choices == 1 and not self.passed and not _asks_prompt_logprobs(self.document, chat=self.chat)
 
     @property
     def most_output_tokens(self) -> int:
@@ -137,6 +140,14 @@ def choices(document: JsonObject) -> int:
     prompts = document.get("prompt")
     batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     return int(max(n, best_of) * batch)
+
+
+def _asks_prompt_logprobs(document: JsonObject, *, chat: bool) -> bool:
+    """Whether vLLM reads no cached KV for it (`SamplingParams.skip_reading_prefix_cache`)."""
+    if document.get("prompt_logprobs") is not None:
+        return True
+    echoed = document.get("top_logprobs", 0) if chat else document.get("logprobs")
+    return document.get("echo") is True and echoed is not None
 
 
 def is_plain_object(raw: bytes) -> bool:
