@@ -61,6 +61,8 @@ BAD: dict[str, tuple[str, object, str | None]] = {
     "stream_options without stream": (COMPLETIONS, {**OK, "stream_options": {"include_usage": True}}, "stream_options"),
     "stream_options that are a list": (COMPLETIONS, {**OK, "stream": True, "stream_options": []}, "stream_options"),
     "max_tokens zero": (COMPLETIONS, {**OK, "max_tokens": 0}, "max_tokens"),
+    "max_tokens zero in a chat that echoes": (CHAT, {**OK_CHAT, "max_tokens": 0, "echo": True}, "max_tokens"),
+    "max_tokens negative beside echo": (COMPLETIONS, {**OK, "max_tokens": -1, "echo": True}, "max_tokens"),
     "max_tokens negative": (COMPLETIONS, {**OK, "max_tokens": -5}, "max_tokens"),
     "max_tokens as text": (COMPLETIONS, {**OK, "max_tokens": "five"}, "max_tokens"),
     "max_tokens as fraction": (COMPLETIONS, {**OK, "max_tokens": 1.5}, "max_tokens"),
@@ -135,6 +137,15 @@ def test_the_prefill_leg_asks_for_one_token_and_a_handle() -> None:
         "stream": False,
         "kv_transfer_params": None,
     }
+
+
+def test_a_prompt_may_be_asked_back_alone() -> None:
+    """`echo` with no output, as evaluation harnesses ask for log-probabilities: vLLM computes one token."""
+    body = {**OK, "echo": True, "max_tokens": 0, "logprobs": 1}
+    made = generation(body)
+    assert made.max_output_tokens == 1
+    assert json.loads(made.decode_body(None)) == body
+    assert json.loads(made.prefill_body())["max_tokens"] == 1
 
 
 def test_a_chat_prefill_limits_both_spellings() -> None:

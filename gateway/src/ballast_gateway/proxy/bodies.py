@@ -113,7 +113,8 @@ def read_generation(
     model = openai_body.model_of(document)
     plain = lax.plain(document, chat=chat)
     document = document if plain is None else plain
-    _check_common(document)
+    echoes_only = _echoes_only(document, chat=chat)
+    _check_common(document, least_tokens=0 if echoes_only else 1)
     (_check_messages if chat else _check_prompt)(document)
     stripped = openai_body.without_control_fields(document, dropped)
     document = document if stripped is None else stripped
@@ -126,7 +127,9 @@ def read_generation(
         prompt_tokens=openai_body.prompt_tokens(
             document, openai_body.CHAT_PROMPT if chat else openai_body.COMPLETION_PROMPT
         ),
-        max_output_tokens=openai_body.max_output_tokens(document, paths.CHAT if chat else paths.COMPLETIONS),
+        max_output_tokens=1
+        if echoes_only
+        else openai_body.max_output_tokens(document, paths.CHAT if chat else paths.COMPLETIONS),
         choices=choices(document),
         document=document,
         raw=raw,
@@ -163,7 +166,13 @@ def check_stream(document: JsonObject) -> bool:
     return bool(stream)
 
 
-def _check_common(document: JsonObject) -> None:
+def _echoes_only(document: JsonObject, *, chat: bool) -> bool:
+    """Whether the answer is the prompt alone: vLLM then computes one token that nobody sees."""
+    limit = document.get("max_tokens")
+    return not chat and document.get("echo") is True and type(limit) is int and limit == 0
+
+
+def _check_common(document: JsonObject, *, least_tokens: int) -> None:
     stream = check_stream(document)
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -171,8 +180,8 @@ def _check_common(document: JsonObject) -> None:
     if options and not stream:
         raise InvalidBody("stream_options: only allowed with stream: true", "stream_options")
     for field in _POSITIVE_INTS:
-        value = document.get(field)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        value, least = document.get(field), least_tokens if field == "max_tokens" else 1
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise InvalidBody(f"{field}: must be a whole number of 1 or more", field, got=value)
     for field in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         value = document.get(field)
