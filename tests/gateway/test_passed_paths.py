@@ -242,7 +242,6 @@ async def test_other_routes_and_methods_do_not_exist(path: str, method: str, sta
         (RESPONSES, {"input": "a", "store": "true"}, "store"),
         (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
         (EMBEDDINGS, {"input": "a", "model": 7}, "model"),
-        (EMBEDDINGS, {"input": "a", "model": ""}, "model"),
         (RESPONSES, {"input": "a", "stream": [1]}, "stream"),
     ],
 )
@@ -276,8 +275,8 @@ def test_a_null_store_is_no_store() -> None:
     assert json.loads(read(RESPONSES, input="a", store=False).raw)["store"] is False
 
 
-def test_without_a_model_it_is_for_the_first_one() -> None:
-    raw = b'{"prompt":"a"}'
+@pytest.mark.parametrize("raw", [b'{"prompt":"a"}', b'{"prompt":"a","model":null}', b'{"prompt":"a","model":""}'])
+def test_without_a_model_it_is_for_the_first_one(raw: bytes) -> None:
     found = read_passed(raw, path="/tokenize", default_model="first", dropped=frozenset(), size=measure(raw))
     assert (found.model, found.raw) == ("first", raw)
 

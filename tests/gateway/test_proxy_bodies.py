@@ -32,9 +32,8 @@ BAD: dict[str, tuple[str, object, str | None]] = {
     "a list": (COMPLETIONS, [OK], None),
     "a text": (COMPLETIONS, "hello", None),
     "null": (COMPLETIONS, b"null", None),
-    "no model": (COMPLETIONS, {"prompt": "a"}, "model"),
     "a model that is a number": (COMPLETIONS, {**OK, "model": 7}, "model"),
-    "an empty model": (COMPLETIONS, {**OK, "model": ""}, "model"),
+    "a model that is a list": (CHAT, {**OK_CHAT, "model": []}, "model"),
     "no prompt": (COMPLETIONS, {"model": "tiny"}, "prompt"),
     "a null prompt": (COMPLETIONS, {**OK, "prompt": None}, "prompt"),
     "an empty list as prompt": (COMPLETIONS, {**OK, "prompt": []}, "prompt"),
@@ -117,6 +116,16 @@ async def test_stream_options_that_say_nothing_need_no_stream(gateway: RunningGa
     """vLLM passes over `{}`, which clients send that fill in all fields."""
     (answer,) = await raw_exchange(gateway.port, post(COMPLETIONS, {**OK, "stream_options": {}, **stream}), answers=1)
     assert answer.status == 200
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}], ids=str)
+async def test_without_a_model_it_is_for_the_first_one(gateway: RunningGateway, model: dict[str, Any]) -> None:
+    """As with vLLM, and on all other routes. The body goes on as it came."""
+    (answer,) = await raw_exchange(gateway.port, post(COMPLETIONS, {"prompt": "hello", **model}), answers=1)
+    assert (answer.status, gateway.request()["model"]) == (200, "tiny")
+    raw = json.dumps({"messages": OK_CHAT["messages"], **model}).encode()
+    chat = read_generation(raw, chat=True, default_model="first")
+    assert (chat.model, chat.decode_body(None)) == ("first", raw)
 
 
 def generation(body: dict[str, Any], *, chat: bool = False) -> Any:

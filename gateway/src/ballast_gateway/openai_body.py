@@ -102,9 +102,14 @@ def may_hold_media(parts: Iterable[bytes]) -> bool:
     return any(end in begun for end in _MEDIA)
 
 
-def model_of(document: JsonObject) -> str:
-    """The `model` field. Raises `InvalidBody`."""
+def model_of(document: JsonObject, default: str = "") -> str:
+    """The `model` field, or the `default`, if there is one, where it is absent, null or empty, as with vLLM.
+
+    Raises `InvalidBody`.
+    """
     model = document.get("model")
+    if default and (model is None or model == ""):
+        return default
     if not isinstance(model, str) or not model:
         raise InvalidBody("model: name the model, a non-empty string", param="model")
     return model

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CHAT: Final = paths.CHAT.encode()
-_GENERATIONS: Final = frozenset({paths.COMPLETIONS.encode(), _CHAT})
+_GENERATIONS: Final = frozenset({paths.COMPLETIONS.encode(), paths.CHAT.encode()})
 _HELD: Final = _GENERATIONS | {path.encode() for path in paths.PASSED}
 _PLAN: Final = wire_names.PLAN.encode()
 _PREFILLER: Final = wire_names.PREFILLER.encode()
@@ -428,10 +427,10 @@ class _Pending:
 
 def _read(ask: _Ask, size: Size) -> Generation:
     """Raises `InvalidBody`."""
+    path, body, model = ask.path.decode(), ask.request.body, ask.plan.model
     if ask.path in _GENERATIONS:
-        return read_generation(ask.request.body, chat=ask.path == _CHAT, dropped=CONTROL_FIELDS, size=size)
-    path = ask.path.decode()
-    return read_passed(ask.request.body, path=path, default_model=ask.plan.model, dropped=CONTROL_FIELDS, size=size)
+        return read_generation(body, chat=path == paths.CHAT, default_model=model, dropped=CONTROL_FIELDS, size=size)
+    return read_passed(body, path=path, default_model=model, dropped=CONTROL_FIELDS, size=size)
 
 
 def _read_large(ask: _Ask) -> Generation | InvalidBody:

@@ -103,14 +103,20 @@ class Generation:
 
 
 def read_generation(
-    raw: bytes, *, chat: bool, dropped: frozenset[str] = openai_body.CONTROL_FIELDS, size: Size | None = None
+    raw: bytes,
+    *,
+    chat: bool,
+    default_model: str = "",
+    dropped: frozenset[str] = openai_body.CONTROL_FIELDS,
+    size: Size | None = None,
 ) -> Generation:
-    """Check a body, and take out the `dropped` fields; `size`, if it was measured.
+    """Check a body, and take out the `dropped` fields; `size`, if it was measured. One that names no model is for the
+    default one, if there is one.
 
     Raises `InvalidBody`, which names the field.
     """
     document = openai_body.parse_object(raw, size)
-    model = openai_body.model_of(document)
+    model = openai_body.model_of(document, default_model)
     plain = lax.plain(document, chat=chat)
     document = document if plain is None else plain
     echoes_only = _echoes_only(document, chat=chat)

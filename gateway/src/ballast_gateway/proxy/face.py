@@ -346,10 +346,10 @@ class ProxyFace:
 
     def _read(self, path: bytes, body: bytes, size: Size) -> Generation:
         """What a body asks for. Raises `InvalidBody`."""
-        dropped = self._trusted.dropped_fields
+        dropped, model = self._trusted.dropped_fields, self._default_model
         if path in _GENERATIONS:
-            return read_generation(body, chat=path == _CHAT, dropped=dropped, size=size)
-        return read_passed(body, path=path.decode(), default_model=self._default_model, dropped=dropped, size=size)
+            return read_generation(body, chat=path == _CHAT, default_model=model, dropped=dropped, size=size)
+        return read_passed(body, path=path.decode(), default_model=model, dropped=dropped, size=size)
 
     def _read_large(self, path: bytes, body: bytes) -> _Read | InvalidBody:
         """On the thread."""

@@ -23,7 +23,7 @@ def read_passed(raw: bytes, *, path: str, default_model: str, dropped: frozenset
     Raises `InvalidBody`, which names the field.
     """
     document = openai_body.parse_object(raw, size)
-    model = default_model if document.get("model") is None else openai_body.model_of(document)
+    model = openai_body.model_of(document, default_model)
     plain = lax.plain(document, chat=True)
     cleaned = openai_body.without_control_fields(document if plain is None else plain, dropped)
     read = cleaned or plain or document
