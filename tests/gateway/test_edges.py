@@ -38,8 +38,8 @@ def sim_at(server: EngineSimServer) -> str:
 async def test_models_say_the_longest_context_that_every_engine_takes(tmp_path: Path) -> None:
     """As the engines themselves say it."""
     async with (
-        engine_sim() as (long, _),
-        engine_sim(max_model_len=2048) as (short, _),
+        engine_sim(served_model_names=("m", "alias")) as (long, _),
+        engine_sim(served_model_names=("m", "alias"), max_model_len=2048) as (short, _),
         running_gateway(
             tmp_path, {"f0": sim_at(long), "f1": sim_at(short)}, model={"servedNames": ["m", "alias"]}
         ) as gateway,
@@ -48,6 +48,22 @@ async def test_models_say_the_longest_context_that_every_engine_takes(tmp_path: 
         await until(lambda: all(m.card is not None for m in gateway.gateway.fleet.members.values()))
         (answer,) = await raw_exchange(gateway.port, get("/v1/models"), answers=1)
     assert [(card["id"], card["max_model_len"]) for card in answer.json()["data"]] == [("m", 2048), ("alias", 2048)]
+
+
+async def test_each_model_has_the_context_of_its_own_engines(tmp_path: Path) -> None:
+    """Of several models in one pool, a short one does not shorten the others; an adapter has its engines'."""
+    names = ["short", "long", "adapter"]
+    async with (
+        engine_sim(served_model_names=("short",), max_model_len=1024) as (short, _),
+        engine_sim(served_model_names=("long",), lora_modules={"adapter": "/a"}, max_model_len=8192) as (long, _),
+        running_gateway(
+            tmp_path, {"f0": sim_at(short), "f1": sim_at(long)}, model={"servedNames": [*names, "nowhere"]}
+        ) as gateway,
+    ):
+        await until(lambda: all(m.card is not None for m in gateway.gateway.fleet.members.values()))
+        (answer,) = await raw_exchange(gateway.port, get("/v1/models"), answers=1)
+    lengths = {card["id"]: card.get("max_model_len") for card in answer.json()["data"]}
+    assert lengths == {"short": 1024, "long": 8192, "adapter": 8192, "nowhere": None}
 
 
 async def test_models_without_a_known_limit_name_none(tmp_path: Path) -> None:

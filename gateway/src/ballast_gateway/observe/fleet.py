@@ -94,9 +94,12 @@ class Fleet:
         self._settled = self._settled or (self.synced and all(member.tried for member in self.members.values()))
         return self._settled
 
-    def max_model_len(self) -> int | None:
-        """Tokens of prompt and output that every endpoint takes that has said its limit; None if none has."""
-        cards = [member.card for member in self.members.values() if member.card is not None]
+    def max_model_len(self, model: str) -> int | None:
+        """Tokens of prompt and output that every endpoint with this model takes that has said its limit; None if none
+        has."""
+        cards = [
+            member.card for member in self.members.values() if member.card is not None and model in member.card.names
+        ]
         return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
 
     def usable(self) -> list[str]:

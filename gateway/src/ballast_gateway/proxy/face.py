@@ -72,10 +72,10 @@ class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
-    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
-    the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
-    if they are not those of the model alone. `classes` have the objectives of requests, `tracing` makes their traces.
-    `keys`: whose requests are served; None: everybody's.
+    `max_model_len` is what `/v1/models` says of a model's engines, `not_ready` what `/health` answers from.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
+    clients may ask for, if they are not those of the model alone. `classes` have the objectives of requests, `tracing`
+    makes their traces. `keys`: whose requests are served; None: everybody's.
     """
 
     body_limit_names = GATEWAY_LIMITS
@@ -88,7 +88,7 @@ class ProxyFace:
         *,
         new_id: Callable[[], str],
         created_s: int,
-        max_model_len: Callable[[], int | None] = lambda: None,
+        max_model_len: Callable[[str], int | None] = lambda model: None,
         not_ready: Callable[[], list[str]] = list,
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
@@ -294,7 +294,7 @@ class ProxyFace:
         elif self._keys is not None and path != _HEALTH and self._keys.tenant(request.headers) is None:
             self._refuse(client, record, invalid_api_key())
         elif path == _MODELS:
-            models = _models_body(self._served, self._created_s, self._max_model_len())
+            models = _models_body(self._served, self._created_s, self._max_model_len)
             record.status, record.outcome = 200, "answered"
             client.respond(
                 200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
@@ -617,8 +617,11 @@ def _path(target: bytes) -> bytes:
     return target.partition(b"?")[0]
 
 
-def _models_body(served: Iterable[str], created_s: int, max_model_len: int | None) -> bytes:
-    """As vLLM answers; without `max_model_len` where no engine has said it."""
-    limit = {} if max_model_len is None else {"max_model_len": max_model_len}
-    card = {"object": "model", "created": created_s, "owned_by": "ballast", **limit}
-    return json.dumps({"object": "list", "data": [{"id": name, **card} for name in served]}).encode()
+def _models_body(served: Iterable[str], created_s: int, max_model_len: Callable[[str], int | None]) -> bytes:
+    """As vLLM answers; a model without `max_model_len` where no engine has said it."""
+    data = []
+    for name in served:
+        limit = max_model_len(name)
+        card = {"id": name, "object": "model", "created": created_s, "owned_by": "ballast"}
+        data.append(card if limit is None else card | {"max_model_len": limit})
+    return json.dumps({"object": "list", "data": data}).encode()
