@@ -243,6 +243,21 @@ async def test_an_engine_that_breaks_after_its_last_token_has_answered(tmp_path:
     assert answer["usage"] == {**counts, "prompt_tokens_details": None, "completion_tokens_details": None}
 
 
+@pytest.mark.parametrize("end", [b"", b"0\r\n\r\n"], ids=["no usage at the end", "whole"])
+async def test_usages_on_the_way_are_no_fault(tmp_path: Path, end: bytes) -> None:
+    """vLLM with `--enable-force-include-usage` puts one into each event, of what came so far."""
+    front = (json.loads(event[6:]) for event in GOOD[:3])
+    counts = ({"prompt_tokens": 3, "total_tokens": 3 + tokens, "completion_tokens": tokens} for tokens in (1, 2, 3))
+    events = [
+        b"data: %b\n\n" % json.dumps({**each, "usage": next(counts)}, separators=(",", ":")).encode() for each in front
+    ]
+    script = streams(*events, *(GOOD[3:] if end else ()), end=end)
+    async with scripted_engine(script) as engine, running_gateway(tmp_path, {"f0": engine.address}) as gateway:
+        answer = await ask(f"{gateway.url}{COMPLETIONS}", BODY)
+        assert (len(engine.asked), gateway.request()["outcome"]) == (1, "completed")
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("abc", 3)
+
+
 CHAT_EVENTS = [
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"tiny","choices":[{"index":0,"delta":'
     b'{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[1,2]}\n\n',

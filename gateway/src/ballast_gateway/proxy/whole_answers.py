@@ -156,10 +156,10 @@ class WholeAnswer:
         if self._first is None:
             self._first = {field: document[field] for field in ("id", "created", "model")}
         self._last = document
-        usage = document.get("usage")
-        if usage is not None:
-            self._usage = self._checked(usage)
-        if not document["choices"]:
+        if not document["choices"]:  # beside a choice a usage is of what came so far (`--enable-force-include-usage`)
+            usage = document.get("usage")
+            if usage is not None:
+                self._usage = self._checked(usage)
             return ""
         (choice,) = document["choices"]
         if choice.get("finish_reason") is not None:
