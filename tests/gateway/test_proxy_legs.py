@@ -34,6 +34,7 @@ from tests.support.scripted_engine import (
     prefill_script,
     scripted_engine,
     sse_events,
+    vllm_events,
 )
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
@@ -590,6 +591,24 @@ async def test_an_engine_that_falls_silent_in_a_stream_is_given_up(tmp_path: Pat
         assert b"upstream-broke" in answer.body
         async with asyncio.timeout(20):
             await fleet.engines["f0"].hung_up.wait()
+
+
+@pytest.mark.parametrize("event", [sse_events(["a"])[0], vllm_events(["a", "b"])[0]], ids=["passed", "held"])
+async def test_comments_are_no_sign_of_life(tmp_path: Path, event: bytes) -> None:
+    """vLLM's API server sends them while its engine hangs (`--sse-keep-alive-interval`). Clients get them, and they
+    count as no token."""
+
+    async def hangs(writer: Writer) -> None:
+        while not writer.is_closing():
+            writer.write(chunk(b": keep-alive\n\n"))
+            await asyncio.sleep(0.05)
+
+    async with Fleet(tmp_path, limits={"idleTimeoutS": 0.5}) as fleet:
+        gateway = await fleet.serve(f0=streams(event, after=hangs))
+        (answer,) = await raw_exchange(gateway.port, post(PATH, STREAM))
+        assert b": keep-alive\n\n" in answer.body
+        assert b"upstream-broke" in answer.body
+        assert gateway.request()["output_tokens"] == 1
 
 
 async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(tmp_path: Path) -> None:

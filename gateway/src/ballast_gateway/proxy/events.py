@@ -45,6 +45,18 @@ def has_error(events: bytes) -> bool:
     return b'"error"' in events and any(begin in events for begin in _ERROR_EVENTS)
 
 
+def are_comments(data: bytes) -> bool:
+    """Whether it holds comments alone, whole ones, such as vLLM's `: keep-alive` (`--sse-keep-alive-interval`).
+
+    The API server sends them while the engine computes, and while it hangs: they say nothing of it.
+    """
+    return (
+        data.startswith(b":")
+        and data.endswith(SEPARATOR)
+        and all(line[:1] in (b"", b":") for line in data.split(b"\n"))
+    )
+
+
 def is_aborted(answer: bytes) -> bool:
     """Whether an engine has aborted the work: vLLM answers 200 then, with what there was (`/pause`, its own end).
 

@@ -9,6 +9,7 @@ from ballast_gateway.http.client import Collect, UpstreamError
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy.clients import Client
+from ballast_gateway.proxy.events import are_comments
 from ballast_gateway.proxy.held_stream import HeldStream, Leg
 from ballast_gateway.proxy.life import Event
 from ballast_gateway.proxy.sse import TokenMeter
@@ -130,9 +131,12 @@ class Relay(Collect):
             return
         if self.ended:
             return
+        meter = self._meter
+        if meter.between_events and are_comments(data):
+            self._keep_alive(data)
+            return
         self._signs.heard_s = now_s = self._loop.time()
         self.deadline_s = now_s + self._idle_timeout_s
-        meter = self._meter
         was_started = meter.started
         meter.feed(data)
         if meter.failed:
@@ -148,6 +152,11 @@ class Relay(Collect):
             self._report(meter.tokens, first=not was_started)
         if meter.is_over:
             self._end()
+
+    def _keep_alive(self, comments: bytes) -> None:
+        """For the client, once its stream has begun. No sign of life of the engine, and no output."""
+        if self.shows:
+            self._client.write(comments)
 
     def _end(self) -> None:
         """The client has the whole answer, however long HTTP's end takes: an engine may hang or break before it."""
@@ -259,6 +268,9 @@ class HeldRelay(Relay):
             super().on_data(data)
             return
         leg = self._held.leg
+        if not leg.partial and are_comments(data):
+            self._keep_alive(data)
+            return
         self._pass_on(leg, leg.tokens, self._held.feed(data))
         if leg.broken:
             raise UpstreamError(leg.broken, said=leg.said)
