@@ -45,6 +45,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
     "/pooling": {"input": "a"},
     "/classify": {"input": "a"},
+    "/v1/systemone": {"state": "a", "questions": {"q": {"type": "bool"}}},
+    "/cohere/v2/chat/render": {"messages": [{"role": "user", "content": "hello"}]},
     "/mine": {"prompt": "a"},
 }
 

@@ -33,6 +33,7 @@ CHAT_PROMPT: Final = ("messages", "documents", _TOOLS)
 PROMPTS: Final = (
     *("prompt", "messages", "input", "instructions", "system", "tokens", _TOOLS),
     *("text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items", "texts", "inputs"),
+    "state",
 )
 """Fields that hold what an engine reads, in vLLM 0.32's requests of whatever route."""
 _TEXTS: Final = frozenset({"content", "text", "refusal", "tool_calls", "function_call", "function", "output"})

@@ -32,7 +32,7 @@ INFERENCE: Final = frozenset(
         *(MESSAGES, "/v1/messages/count_tokens", "/v1/messages/render"),
         *("/v1/embeddings", *_UPLOADS),
         *("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", "/generative_scoring"),
-        *(COHERE_CHAT, "/v2/embed", "/tokenize", "/detokenize"),
+        *(COHERE_CHAT, f"{COHERE_CHAT}/render", "/v2/embed", "/v1/systemone", "/tokenize", "/detokenize"),
         *(MODELS, HEALTH),
     }
 )
