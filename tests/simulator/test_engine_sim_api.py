@@ -598,6 +598,9 @@ async def test_priority_and_request_ids_are_taken_over() -> None:
         headers = {"x-request-id": "abc", "x-vllm-priority": "-3"}
         answer = (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)).json()
         assert answer["id"] == "cmpl-abc"
+        body = {"prompt": "a", "max_tokens": 1, "request_id": "mine"}
+        ids = [(await client.post("/v1/completions", json=body, headers=each)).json()["id"] for each in (headers, {})]
+        assert ids == ["cmpl-abc", "cmpl-mine"]  # as in vLLM, where the header wins
         headers = {"x-vllm-priority": "high"}
         refused = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
         assert refused.status_code == 400

@@ -275,7 +275,7 @@ class EngineSimServer:
     def _generate(self, request: Request, exchange: Exchange, chat: bool) -> None:
         call = self._call(parse_json(request.body), chat)
         header = request.headers.get(b"x-request-id", b"").decode("latin-1")
-        base = call.request_id or header or uuid.uuid4().hex
+        base = header or call.request_id or uuid.uuid4().hex
         response_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
         engine_id = f"{response_id}{'' if chat else '-0'}-{uuid.uuid4().hex[:8]}"
         kind = partial(StreamedAnswer, stream_interval=self.options.stream_interval) if call.stream else WholeAnswer
