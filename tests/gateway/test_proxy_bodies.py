@@ -233,10 +233,11 @@ def test_only_a_single_choice_can_be_handed_off(more: dict[str, Any], expected: 
         ({"logprobs": 1, "echo": False}, False, True),
         ({"logprobs": True, "top_logprobs": 3}, True, True),
         ({"prompt_logprobs": None}, False, True),
+        ({"prompt": None, "prompt_embeds": "AAAA"}, False, False),
     ],
 )
 def test_no_kv_is_handed_off_to_an_engine_that_reads_none(more: dict[str, Any], chat: bool, expected: bool) -> None:
-    """vLLM computes a whole prompt whose log-probabilities are asked, whatever it could pull."""
+    """vLLM computes a whole prompt whose log-probabilities are asked, or that comes as embeddings."""
     assert generation({**(OK_CHAT if chat else OK), **more}, chat=chat).can_hand_off is expected
 
 

@@ -61,9 +61,9 @@ class Generation:
     def can_hand_off(self) -> bool:
         """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d).
 
-        For log-probabilities of the prompt the decode engine computes all of it, whatever it could pull.
+        Nor where the decode engine computes the whole prompt, whatever it could pull.
         """
-        return self.choices == 1 and not self.passed and not _asks_prompt_logprobs(self.document, chat=self.chat)
+        return self.choices == 1 and not self.passed and not _is_never_pulled(self.document, chat=self.chat)
 
     @property
     def most_output_tokens(self) -> int:
@@ -151,9 +151,10 @@ def choices(document: JsonObject) -> int:
     return int(max(n, best_of) * batch)
 
 
-def _asks_prompt_logprobs(document: JsonObject, *, chat: bool) -> bool:
-    """Whether vLLM reads no cached KV for it (`SamplingParams.skip_reading_prefix_cache`)."""
-    if document.get("prompt_logprobs") is not None:
+def _is_never_pulled(document: JsonObject, *, chat: bool) -> bool:
+    """Whether vLLM's NIXL connector pulls no KV for it: log-probabilities of the prompt are asked
+    (`SamplingParams.skip_reading_prefix_cache`), or the prompt has no token ids to count."""
+    if document.get("prompt_logprobs") is not None or (not chat and document.get("prompt_embeds") is not None):
         return True
     echoed = document.get("top_logprobs", 0) if chat else document.get("logprobs")
     return document.get("echo") is True and echoed is not None
