@@ -46,10 +46,21 @@ async def busy(asked: Asked, writer: Writer) -> None:
     writer.write(json_reply({"error": {}}, 503).replace(b"\r\n\r\n", b"\r\nretry-after: 1\r\n\r\n", 1))
 
 
+async def full(asked: Asked, writer: Writer) -> None:
+    error = {"message": "The engine is currently busy", "type": "Service Unavailable", "param": None, "code": 503}
+    writer.write(json_reply({"error": error}, 503))
+
+
 @pytest.mark.parametrize(
     ("script", "fault"),
-    [(hang_up, Fault.BROKE), (answers(500), Fault.ERROR), (answers(503), Fault.ERROR), (busy, Fault.BUSY)],
-    ids=["reset", "500", "503", "503-with-retry-after"],
+    [
+        (hang_up, Fault.BROKE),
+        (answers(500), Fault.ERROR),
+        (answers(503), Fault.ERROR),
+        (busy, Fault.BUSY),
+        (full, Fault.BUSY),
+    ],
+    ids=["reset", "500", "503", "503-with-retry-after", "503-of-vllm"],
 )
 async def test_a_failed_leg_is_reported_with_its_fault(tmp_path: Path, script: Script, fault: Fault) -> None:
     """The endpoint that serves it in the end makes it a success for the client."""

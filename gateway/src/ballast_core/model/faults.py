@@ -17,6 +17,6 @@ class Fault(StrEnum):
     REFUSED = "refused"
     """A 4xx that another engine may not give: another key, model name or context length."""
     BUSY = "busy"
-    """It takes no more for now: 429, or 503 with Retry-After."""
+    """It takes no more for now: 429, 503 with Retry-After, or vLLM's 503 of a full queue."""
     SILENT = "silent"
     """Nothing came for too long."""

@@ -18,6 +18,8 @@ from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
 _MOST_SAID_BYTES: Final = 500
+_QUEUE_FULL: Final = b'"Service Unavailable"'
+"""The type of vLLM's errors at `--max-num-queued-reqs` and `--max-num-queued-tokens`, which have no Retry-After."""
 _FRAMING: Final = frozenset({b"content-type", b"content-length", b"transfer-encoding"})
 
 
@@ -128,7 +130,9 @@ def refused(stage: Stage, endpoint: Endpoint, reply: Collect) -> LegFailed:
 def fault_of(reply: Collect) -> Fault:
     """What an answer with another status than 200 says of its engine."""
     status = reply.status
-    if status == 429 or (status == 503 and any(name == b"retry-after" for name, _ in reply.headers)):
+    if status == 429:
+        return Fault.BUSY
+    if status == 503 and (_QUEUE_FULL in reply.body or any(name == b"retry-after" for name, _ in reply.headers)):
         return Fault.BUSY
     if 400 <= status < 500:
         return Fault.REFUSED
