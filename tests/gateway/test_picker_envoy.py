@@ -293,15 +293,22 @@ async def test_a_get_is_routed(setup: EnvoySetup, tmp_path: Path) -> None:
         assert "x-prefiller-host-port" not in seen.headers
 
 
+@pytest.mark.parametrize("setup", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
+async def test_a_body_without_a_model_is_for_the_first_one(setup: EnvoySetup, tmp_path: Path) -> None:
+    """As with vLLM, and on the proxy face."""
+    async with stage(setup, tmp_path) as on:
+        assert (await on.post({"prompt": "x"})).status_code == 200
+        assert [event.model for event in on.picker.picked] == [MODEL]
+
+
 @pytest.mark.parametrize(
     ("content", "status", "code"),
     [
         (b'{"model": ', 400, "invalid-request"),
-        (b'{"prompt": "x"}', 400, "invalid-request"),
         (b'{"model": "other", "prompt": "x"}', 404, "model-not-found"),
         (b'{"model": "' + b"m" * 2000 + b'"}', 413, "body-too-large"),
     ],
-    ids=["no JSON", "no model", "other model", "too large"],
+    ids=["no JSON", "other model", "too large"],
 )
 @pytest.mark.parametrize("setup", [DUPLEX, BUFFERED, STREAMED], ids=["duplex", "buffered", "streamed"])
 async def test_bad_requests_get_openai_shaped_errors(

@@ -62,6 +62,8 @@ class ExchangeSettings:
     """Of JSON without media; None sets no limit of its own."""
     served_models: Collection[str] = ()
     """Names that clients may ask for; empty accepts any."""
+    default_model: str = ""
+    """Whom a body without a model is for; empty: it is refused."""
     trusted: Trusted = Trusted(Trust())  # noqa: RUF009
     """What is believed of clients."""
     classes: ServiceClasses = field(default_factory=ServiceClasses)
@@ -373,6 +375,7 @@ class Exchange:
             path=headers.get(":path", ""),
             content_type=headers.get("content-type", ""),
             content_encoding=headers.get("content-encoding", ""),
+            default_model=self._settings.default_model,
             served_models=self._settings.served_models,
             prompts=prompts,
             objective=_objective(headers),

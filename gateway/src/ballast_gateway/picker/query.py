@@ -79,15 +79,17 @@ def read_body(
     content_type: str,
     content_encoding: str,
     served_models: Collection[str],
+    default_model: str = "",
     prompts: PromptReader | None = None,
     objective: str = "",
     dropped: frozenset[str] = openai_body.CONTROL_FIELDS,
     carries: Carries | None = None,
 ) -> BodyFacts:
-    """The facts of a whole body. Raises `InvalidRequest` if it is to be JSON, by its path or type, and is none, or is
-    compressed: engines look at neither header nor doubled names, so it would reach them with fields that are taken out.
+    """The facts of a whole body. One that generates and names no model is for the default one, if there is one.
 
-    Uploads pass unread, and on paths that settings add whatever is not said to be JSON.
+    Raises `InvalidRequest` if it is to be JSON, by its path or type, and is none, or is compressed: engines look at
+    neither header nor doubled names, so it would reach them with fields that are taken out. Uploads pass unread, and on
+    paths that settings add whatever is not said to be JSON.
     """
     bare_path = path.partition("?")[0]
     generates = openai_body.is_json_path(path)
@@ -101,7 +103,7 @@ def read_body(
         return BodyFacts.unseen(len(body))
     try:
         document = openai_body.parse_object(body)
-        model = openai_body.model_of(document) if generates or document.get("model") else ""
+        model = openai_body.model_of(document, default_model) if generates or document.get("model") else ""
     except openai_body.InvalidBody as error:
         if wants_json:
             raise _refused(error) from None

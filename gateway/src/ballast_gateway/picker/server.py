@@ -126,6 +126,7 @@ def exchange_settings(
         max_body_bytes=settings.limits.max_body_bytes,
         max_text_body_bytes=settings.limits.max_text_body_bytes,
         served_models=settings.model.served_names if served is None else served,
+        default_model=settings.model.served_names[0],
         prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
