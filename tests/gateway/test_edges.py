@@ -136,7 +136,7 @@ async def test_a_page_of_an_admitted_origin_reads_answers_errors_and_streams(tmp
         preflight, whole, stream, error, models = await raw_exchange(
             gateway.port,
             get("/v1/chat/completions", *asks, method="OPTIONS"),
-            post("/v1/completions", BODY, origin),
+            post("/v1/completions", BODY, origin, "Content-Type: text/plain"),
             post("/v1/completions", {**BODY, "stream": True}, origin),
             post("/v1/completions", {"model": "tiny"}, origin),
             get("/v1/models", origin),
@@ -179,12 +179,31 @@ async def test_a_page_of_another_origin_reads_nothing(tmp_path: Path, origins: l
         preflight, whole = await raw_exchange(
             gateway.port,
             get("/v1/completions", *asks, method="OPTIONS"),
-            post("/v1/completions", BODY, f"Origin: {PAGE}"),
+            post("/v1/completions", BODY, f"Origin: {PAGE}", "Content-Type: application/json"),
             answers=2,
         )
     assert not names(preflight)
     assert not names(whole)
     assert whole.status == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("Content-Type: text/plain;charset=UTF-8", 415),
+        ("Content-Type: application/x-www-form-urlencoded", 415),
+        ("Content-Type: Multipart/Form-Data; boundary=x", 415),
+        ("X-Nothing: 1", 415),
+        ("Content-Type: application/json", 200),
+    ],
+)
+async def test_a_foreign_page_makes_nobody_s_browser_ask_engines(tmp_path: Path, kind: str, status: int) -> None:
+    """What needs no preflight is refused where it comes from a page; other clients write what they like."""
+    async with scripted_engine(decode_script) as engine, running_gateway(tmp_path, {"f0": engine.address}) as gateway:
+        of_page = post("/v1/completions", BODY, f"Origin: {PAGE}", kind)
+        page, other = await raw_exchange(gateway.port, of_page, post("/v1/completions", BODY, kind), answers=2)
+    assert (page.status, other.status) == (status, 200)
+    assert len(engine.asked) == (1 if status == 415 else 2)
 
 
 async def hop_by_hop(asked: Asked, writer: asyncio.StreamWriter) -> None:

@@ -218,6 +218,11 @@ def body_encoded() -> ApiError:
     return unsupported(415, "send the body without Content-Encoding")
 
 
+def body_of_a_form() -> ApiError:
+    """A page of another origin sends what needs no preflight, on behalf of whoever looks at it."""
+    return unsupported(415, "from a page, send the body with Content-Type: application/json")
+
+
 def cancelled() -> ApiError:
     """Stopped by order: 503, or an event in a stream that has begun."""
     message = "the request was cancelled by those who run this service"

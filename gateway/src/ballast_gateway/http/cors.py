@@ -11,6 +11,22 @@ _MAX_AGE_S: Final = 600
 _EXPOSED: Final = b"x-request-id, x-ballast-reason, retry-after"
 
 
+_FORMS: Final = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+"""Types of bodies that a browser sends for a page of another origin without asking before (a simple request)."""
+
+
+def is_unasked(headers: Headers, cors: Cors | None) -> bool:
+    """Whether a browser sent this body for a page, without a preflight that could have refused it.
+
+    Browsers send `Origin` with each POST; other clients, such as curl, do not.
+    """
+    names = [name for name, _ in headers]
+    if b"origin" not in names or (cors is not None and cors.admits(headers)):
+        return False
+    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
+    return not kinds or any(kind in _FORMS for kind in kinds)
+
+
 class Cors:
     """The rules for `origins`; `*` among them admits every one. Credentials (cookies) are never admitted."""
 
@@ -45,6 +61,10 @@ class Cors:
             *named,
             (b"access-control-max-age", b"%d" % _MAX_AGE_S),
         ]
+
+    def admits(self, headers: Headers) -> bool:
+        """Whether it is from a page that may read answers."""
+        return self._admitted(headers) is not None
 
     def _admitted(self, headers: Headers) -> bytes | None:
         """What to admit: `*`, the request's own origin, or None."""
