@@ -56,14 +56,13 @@ class Generation:
     """The client's own, as in vLLM: lower is more urgent."""
     passed: bool = False
     """Of another route than completions and chats: one engine gets it, and its answer goes on as it comes."""
+    pulls: bool = True
+    """Whether the decode engine pulls KV that another one has computed."""
 
     @property
     def can_hand_off(self) -> bool:
-        """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d).
-
-        Nor where the decode engine computes the whole prompt, whatever it could pull.
-        """
-        return self.choices == 1 and not self.passed and not _is_never_pulled(self.document, chat=self.chat)
+        """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
+        return self.choices == 1 and self.pulls and not self.passed
 
     @property
     def most_output_tokens(self) -> int:
@@ -140,6 +139,7 @@ def read_generation(
         document=document,
         raw=raw,
         priority=openai_body.priority(document),
+        pulls=not is_never_pulled(document, chat=chat),
     )
 
 
@@ -151,7 +151,7 @@ def choices(document: JsonObject) -> int:
     return int(max(n, best_of) * batch)
 
 
-def _is_never_pulled(document: JsonObject, *, chat: bool) -> bool:
+def is_never_pulled(document: JsonObject, *, chat: bool) -> bool:
     """Whether vLLM's NIXL connector pulls no KV for it: log-probabilities of the prompt are asked
     (`SamplingParams.skip_reading_prefix_cache`), or the prompt has no token ids to count."""
     if document.get("prompt_logprobs") is not None or (not chat and document.get("prompt_embeds") is not None):

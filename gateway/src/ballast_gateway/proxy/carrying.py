@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ballast_gateway import lax, paths
 from ballast_gateway.openai_body import JsonObject
-from ballast_gateway.proxy.bodies import Generation, choices
+from ballast_gateway.proxy.bodies import Generation, choices, is_never_pulled
 from ballast_gateway.proxy.fields import is_divisible, is_replayable
 
 
@@ -28,5 +28,6 @@ def carries(path: str, document: JsonObject) -> tuple[bool, bool]:
         choices=count,
         document=plain,
         raw=b"",
+        pulls=not is_never_pulled(plain, chat=chat),
     )
     return is_replayable(generation), is_divisible(generation)
