@@ -29,7 +29,9 @@ LAYOUTS = {False: "prefill and decode apart", True: "colocated"}
 """What a page says of a fleet, by `Fleet.colocated`: placements do not stand alike in both."""
 COLOCATED_CELLS = frozenset(cell.name for cell in CELLS if cell.fleet.colocated)
 _TOLERANCES = (0.02, 0.05, 0.1, 0.2)
+"""How far from the best a placement may be to be counted, in the table of both tails."""
 _LISTED = 6
+"""Placements in that table."""
 COMPARED = f"{', '.join(map(str, COMPARISON_SEEDS[:-1]))} and {COMPARISON_SEEDS[-1]}"
 
 HEAD = """# Which placement for which traffic: the matrix
@@ -225,9 +227,10 @@ def _losing(standings: Sequence[Standing]) -> Iterator[str]:
 def _both_tails(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequence[str]) -> Iterator[str]:
     yield "## Both tails at once\n"
     yield (
-        f"The best baseline of P99 TPOT is seldom that of P99 TTFT. Here a placement is as far from the best as in the "
-        f"worse of the two, the best of all placements in each (seed {SCREENING}). Listed are the {_LISTED} that hold "
-        "both tails in most cells; the last row counts the cells in which one of all does, ballast left out.\n"
+        f"The best baseline of P99 TPOT is seldom that of P99 TTFT. Here a placement's distance in a cell is that of "
+        f"its worse tail from the best of all placements (seed {SCREENING}); the columns count cells. Listed are the "
+        f"{_LISTED} that hold both tails within {100 * _TOLERANCES[-1]:.0f} % in most cells. The last row takes for "
+        "each cell the placement that does best there, `ballast` left out, which nobody could choose beforehand.\n"
     )
     names = [policy for policy in placements if policy != ORACLE]
     for layout, known in _in_layouts(cells, lambda known: known[0].name):
@@ -235,13 +238,11 @@ def _both_tails(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequence
         if not excesses:
             continue
         yield f"### {layout.capitalize()}: {len(excesses)} cells\n"
-        yield from _header(
-            "placement", *(f"within {100 * tolerance:.0f} %" for tolerance in _TOLERANCES), "in the worst cell"
-        )
+        within = [f"within {100 * tolerance:.0f} %" for tolerance in _TOLERANCES]
+        yield from _header("placement", *within, "in the worst cell")
         by_policy = {policy: [found[policy] for found in excesses] for policy in names}
-        for policy in sorted(names, key=lambda policy: (-_within(by_policy[policy], _TOLERANCES[-1]), policy))[
-            :_LISTED
-        ]:
+        ranked = sorted(names, key=lambda policy: (-_within(by_policy[policy], _TOLERANCES[-1]), policy))
+        for policy in ranked[:_LISTED]:
             yield _tails_row(f"`{policy}`" if policy == OURS else policy, by_policy[policy])
         yield _tails_row(
             "the best of the others in each cell",
