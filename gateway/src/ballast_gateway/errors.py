@@ -218,8 +218,8 @@ def body_encoded() -> ApiError:
     return unsupported(415, "send the body without Content-Encoding")
 
 
-def body_of_a_form() -> ApiError:
-    """A page of another origin sends what needs no preflight, on behalf of whoever looks at it."""
+def without_preflight() -> ApiError:
+    """A page of another origin has its reader's browser send a body that needs no preflight: 415."""
     return unsupported(415, "from a page, send the body with Content-Type: application/json")
 
 

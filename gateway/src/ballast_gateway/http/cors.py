@@ -10,21 +10,19 @@ from ballast_gateway.http.requests import Headers, HttpRequest
 _MAX_AGE_S: Final = 600
 _EXPOSED: Final = b"x-request-id, x-ballast-reason, retry-after"
 
+_NEEDS_NO_PREFLIGHT: Final = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+"""CORS-safelisted types of bodies (Fetch, section 2.2.2): a browser sends them for any page, without asking."""
 
-_FORMS: Final = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-"""Types of bodies that a browser sends for a page of another origin without asking before (a simple request)."""
 
-
-def is_unasked(headers: Headers, cors: Cors | None) -> bool:
-    """Whether a browser sent this body for a page, without a preflight that could have refused it.
+def skips_preflight(headers: Headers, cors: Cors | None) -> bool:
+    """Whether a browser sent this body for a page of another origin without a preflight, which could have refused it.
 
     Browsers send `Origin` with each POST; other clients, such as curl, do not.
     """
-    names = [name for name, _ in headers]
-    if b"origin" not in names or (cors is not None and cors.admits(headers)):
+    if not any(name == b"origin" for name, _ in headers) or (cors is not None and cors.admits(headers)):
         return False
     kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
-    return not kinds or any(kind in _FORMS for kind in kinds)
+    return not kinds or any(kind in _NEEDS_NO_PREFLIGHT for kind in kinds)
 
 
 class Cors:

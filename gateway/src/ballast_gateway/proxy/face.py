@@ -20,7 +20,6 @@ from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     GATEWAY_LIMITS,
     ApiError,
-    body_of_a_form,
     deadline_exceeded,
     gateway_shutdown,
     internal_error,
@@ -29,9 +28,10 @@ from ballast_gateway.errors import (
     method_not_allowed,
     model_not_found,
     not_found,
+    without_preflight,
 )
 from ballast_gateway.http.client import UpstreamPool
-from ballast_gateway.http.cors import Cors, is_unasked
+from ballast_gateway.http.cors import Cors, skips_preflight
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
 from ballast_gateway.keys import KeyRing
@@ -301,8 +301,8 @@ class ProxyFace:
                 200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
             )
             self._ended(record)
-        elif allowed == "POST" and is_unasked(request.headers, self.cors):
-            self._refuse(client, record, body_of_a_form())
+        elif allowed == "POST" and skips_preflight(request.headers, self.cors):
+            self._refuse(client, record, without_preflight())
         elif path == _HEALTH:
             client.respond(503 if self._not_ready() else 200, (), b"")  # load balancers ask often: no entry in the log
         else:
