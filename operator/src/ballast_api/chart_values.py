@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ballast_api.common import ApiModel, ImagePullPolicy, Namespace, NonEmptyStr, Port, PositiveInt, Seq, StringMap
-from ballast_api.names import PORT_ENGINE
+from ballast_api.names import GATEWAY_REQUESTS, PORT_ENGINE
 
 FreeObject = dict[str, Any]
 
@@ -55,7 +55,7 @@ class ServiceAccountValues(ApiModel):
 
 
 def _gateway_resources() -> FreeObject:
-    return {"requests": {"cpu": "100m", "memory": "128Mi"}}
+    return {"requests": {**GATEWAY_REQUESTS}}
 
 
 class GatewayOnlyValues(ApiModel):

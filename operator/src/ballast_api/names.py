@@ -7,6 +7,7 @@ pool `c`): the API server refuses a second controller of an object, and the oper
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final, Literal
 
 from ballast_api.common import GROUP
@@ -127,6 +128,8 @@ PORT_KV_EVENTS: Final = 5557
 """vLLM's default."""
 PORT_KV_REPLAY: Final = 5657
 
+GATEWAY_REQUESTS: Final = MappingProxyType({"cpu": "100m", "memory": "128Mi"})
+"""Resource requests of a gateway's container, whoever makes its pod."""
 PICKER_MESSAGE_TIMEOUT_S: Final = 60
 """Seconds that an Envoy waits for a picker's answer, where it counts them; a picker answers every request before."""
 

@@ -58,6 +58,11 @@ class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The batch at which that is said, each with `context_tokens`."""
     context_tokens: int = 0
 
+    @property
+    def beside(self) -> tuple[DecodeStep | None, float | None]:
+        """The declared numbers that it was learned beside: ratios to others say nothing of these."""
+        return self.declared, self.declared_s_ms_per_pair
+
 
 class ProfilesReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. Fields that a later release adds are ignored."""
@@ -89,9 +94,9 @@ def of_gateways(reports: Iterable[ProfilesReport]) -> dict[str, LearnedProfile]:
 def _pooled(parts: Sequence[LearnedProfile]) -> LearnedProfile:
     seen: dict[tuple[DecodeStep | None, float | None], int] = {}
     for each in parts:
-        seen[_numbers(each)] = seen.get(_numbers(each), 0) + each.observations + each.prefills
+        seen[each.beside] = seen.get(each.beside, 0) + each.observations + each.prefills
     numbers = max(seen, key=seen.__getitem__)
-    alike = [each for each in parts if _numbers(each) == numbers]
+    alike = [each for each in parts if each.beside == numbers]
     stepped = [(each.observations, each.learned, each) for each in alike if each.learned is not None]
     prefilled = [(each.prefills, each.prefill_ratio) for each in alike if each.prefill_ratio is not None]
     found = LearnedProfile(
@@ -124,10 +129,6 @@ def _pooled(parts: Sequence[LearnedProfile]) -> LearnedProfile:
         decodes=newest.decodes,
         context_tokens=newest.context_tokens,
     )
-
-
-def _numbers(of: LearnedProfile) -> tuple[DecodeStep | None, float | None]:
-    return of.declared, of.declared_s_ms_per_pair
 
 
 def _mean(weighed: Sequence[tuple[int, float]]) -> float:

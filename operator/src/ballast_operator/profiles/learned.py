@@ -126,7 +126,7 @@ def _is_of(learned: LearnedProfile, profile: HardwareProfile) -> bool:
 def kept(before: LearnedProfile, after: LearnedProfile) -> LearnedProfile:
     """What is known after gateways or engines were replaced: what was learned of the last ones counts until as much is
     known of the new ones."""
-    if (before.declared, before.declared_s_ms_per_pair) != (after.declared, after.declared_s_ms_per_pair):
+    if before.beside != after.beside:
         return after
     found = after
     if after.observations < LEAST_OBSERVATIONS <= before.observations:

@@ -115,7 +115,7 @@ def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
         ],
         "ports": [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in _ports(gateway)],
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "resources": {"requests": {**names.GATEWAY_REQUESTS}},
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         "securityContext": container_security(read_only=True),
         "volumeMounts": [
