@@ -92,8 +92,8 @@ def test_a_good_key_names_the_tenant_and_goes_no_further(tmp_path: Path) -> None
     assert exchange.receive(shown({"x-api-key": "one", "authorization": "Basic else"})) == []
     [pick] = exchange.receive(WHOLE)
     assert isinstance(pick, Pick)
-    assert pick.query.of is not None
-    assert (pick.query.tenant, pick.query.of.name) == ("a", "a")
+    assert pick.query.key_of is not None
+    assert (pick.query.tenant, pick.query.key_of.name) == ("a", "a")
     head = exchange.routed(Destination("10.0.0.1:8000"), "id")[0]
     assert isinstance(head, HeadersReply)
     assert head.change is not None
@@ -104,7 +104,7 @@ def test_a_health_check_needs_no_key(tmp_path: Path) -> None:
     exchange = Exchange(ExchangeSettings(max_body_bytes=1000, keys=ring(tmp_path)))
     [pick] = exchange.receive(shown(path="/health", end=True))
     assert isinstance(pick, Pick)
-    assert pick.query.of is None
+    assert pick.query.key_of is None
 
 
 # --- shares --------------------------------------------------------------------------------------------------------

@@ -231,12 +231,12 @@ class _StreamSession:
             header = self._exchange.header
             record.trace = self._face.tracing.begin(header("traceparent"), header("tracestate"))
         keys = self._face.settings.keys
-        if keys is not None and query.of is not None:
-            record.tenant = keys.name_for_logs(query.of)
-            refusal = query.of.begin(body.prompt_tokens)
+        if keys is not None and query.key_of is not None:
+            record.tenant = keys.name_for_logs(query.key_of)
+            refusal = query.key_of.begin(body.prompt_tokens)
             if refusal is not None:
                 return self._exchange.refused(refusal)
-            self._account = Account(query.of, body.prompt_tokens)
+            self._account = Account(query.key_of, body.prompt_tokens)
         tokens = self._tokens(query)
         if isinstance(tokens, asyncio.Future):
             self._holding = asyncio.get_running_loop().create_task(self._hold_for_tokens(tokens, query))

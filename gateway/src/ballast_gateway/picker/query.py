@@ -61,8 +61,8 @@ class Query(NamedTuple):
     subset: tuple[str, ...] | None
     body: BodyFacts
     tenant: str = ""
-    of: Tenant | None = None
-    """Whose key it has, where keys are checked."""
+    key_of: Tenant | None = None
+    """Whose key it has, where keys are checked; `tenant` is its name then."""
     priority: int = 0
     objective: Objective | None = None
     """Of its class."""

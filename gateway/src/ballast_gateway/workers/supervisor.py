@@ -19,7 +19,7 @@ from typing import Final
 
 import uvloop
 
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import GatewaySettings, Listeners
 from ballast_api.settings_changes import taken
 from ballast_core import kernel
 from ballast_gateway import logs
@@ -34,8 +34,6 @@ from ballast_gateway.workers.process import Order, news_line
 
 _log = logging.getLogger(__name__)
 
-_FIELDS: Final = {"proxy": "proxy", "ext_proc": "extProc", "grpc_health": "grpcHealth"}
-"""Of listeners, by their names in the model."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30.0
@@ -323,7 +321,7 @@ def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
     family = _family(at.host)
     with ExitStack() as held:
         for name, port in wanted.items():
-            with opening(f"listeners.{_FIELDS[name]}", at.host, port):
+            with opening(f"listeners.{Listeners.model_fields[name].alias}", at.host, port):
                 _check_free(family, at.host, port)
                 wanted[name] = held.enter_context(_bound(at.host, port)).getsockname()[1]
         yield wanted
