@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from ballast_sim.engine_sim.options import parse_options
-from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.engine_sim import tiny_engine
 from tests.support.gateway_kit import running_gateway
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -22,22 +21,10 @@ _ROLES = {"p": "kv_producer", "d": "kv_consumer", "f": "kv_both"}
 _VARIES = ("id", "created", "created_at", "item_id")
 _REFUSALS = (400, 404)
 
-
-@asynccontextmanager
-async def engine_sim(name: str) -> AsyncIterator[EngineSimServer]:
-    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": _ROLES[name[0]]})
-    arguments = (
-        *("model", "--served-model-name", "tiny", "tiny-alias", "--host", "127.0.0.1", "--port", "0"),
-        *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer, "--max-model-len", "512"),
-        *("--enable-lora", "--lora-modules", "ada=/ada"),
-    )
-    options, _ = parse_options(arguments, {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"})
-    server = EngineSimServer(options)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
+OPTIONS = (
+    *("--served-model-name", "tiny", "tiny-alias", "--max-model-len", "512"),
+    *("--enable-lora", "--lora-modules", "ada=/ada"),
+)
 
 
 class Asked(NamedTuple):
@@ -214,8 +201,10 @@ async def test_clients_get_what_the_engine_alone_would_give(
     """Whole or as a stream, good or a little wrong, whether one engine computes it or two."""
     draw = random.Random(fleet)
     async with AsyncExitStack() as stack:
-        alone = await stack.enter_async_context(engine_sim("f9"))
-        engines = {name: await stack.enter_async_context(engine_sim(name)) for name in FLEETS[fleet]}
+        alone = await stack.enter_async_context(tiny_engine(_ROLES["f"], *OPTIONS))
+        engines = {
+            name: await stack.enter_async_context(tiny_engine(_ROLES[name[0]], *OPTIONS)) for name in FLEETS[fleet]
+        }
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in engines.items()}
         gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, adapters={"names": ["ada"]}))
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=60, trust_env=False))
