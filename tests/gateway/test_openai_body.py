@@ -131,6 +131,23 @@ def test_a_limit_that_the_route_does_not_read_is_not_believed(path: str, expecte
 
 
 @pytest.mark.parametrize(
+    ("path", "document", "expected"),
+    [
+        ("/v1/completions", {}, 16),
+        ("/v1/completions", {"max_completion_tokens": 500}, 16),
+        ("/v1/completions", {"max_tokens": None}, None),
+        ("/v1/chat/completions", {}, None),
+        ("/v1/responses", {}, None),
+    ],
+)
+def test_a_completion_without_a_limit_has_its_routes_own(
+    path: str, document: dict[str, Any], expected: int | None
+) -> None:
+    """Sixteen tokens in vLLM: or a short request passes for one without end, and waits behind long ones."""
+    assert openai_body.max_output_tokens(document, path) == expected
+
+
+@pytest.mark.parametrize(
     ("path", "expected"),
     [
         ("/v1/completions", True),

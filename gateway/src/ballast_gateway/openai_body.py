@@ -51,6 +51,8 @@ _LIMITS: Final = {
     paths.COHERE_CHAT: ("max_tokens",),
 }
 """Fields that limit the output, by route, the one that counts first: vLLM 0.32 passes over the others."""
+COMPLETION_TOKENS: Final = 16
+"""The default of `max_tokens` in `/v1/completions`; null is no limit there."""
 _NOTHING: Final = object()
 
 
@@ -117,7 +119,7 @@ def model_of(document: JsonObject, default: str = "") -> str:
 
 
 def max_output_tokens(document: JsonObject, path: str = "") -> int | None:
-    """The client's limit on output tokens per choice, or None if it sets no usable one.
+    """The limit on output tokens per choice, the client's or its route's own; None if there is no usable one.
 
     `path`: whose engines look at some of the fields only, so that the others are not believed.
     """
@@ -125,7 +127,7 @@ def max_output_tokens(document: JsonObject, path: str = "") -> int | None:
         value = document.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return min(value, _MOST_TOKENS)
-    return None
+    return COMPLETION_TOKENS if path == paths.COMPLETIONS and "max_tokens" not in document else None
 
 
 def prompt_tokens(document: JsonObject, fields: Iterable[str] = PROMPTS) -> int:

@@ -29,8 +29,6 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
 }
 AS_STREAM: Final[JsonObject] = {"stream": True, "stream_options": {"include_usage": True}}
 _STREAMED: Final = openai_body.dump(AS_STREAM)[1:]
-COMPLETION_TOKENS: Final = 16
-"""The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _PIECE: Final = 50_000
 """Token ids that are looked at in one go, while other threads wait."""

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from ballast_gateway.proxy.bodies import COMPLETION_TOKENS, Generation
+from ballast_gateway.openai_body import COMPLETION_TOKENS
+from ballast_gateway.proxy.bodies import Generation
 
 OUTPUT_TOKENS_ARG: Final = "ballast_output_tokens"
 """In `vllm_xargs`: when engine-sim plays the model's end of text. A count of output, so it shrinks as `max_tokens`."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 
 from ballast_gateway import openai_body
-from ballast_gateway.openai_body import JsonObject
-from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, COMPLETION_TOKENS, Generation
+from ballast_gateway.openai_body import COMPLETION_TOKENS, JsonObject
+from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation
 from ballast_gateway.proxy.fields import OUTPUT_TOKENS_ARG
 
 _UNLIMITED_TOKENS = 2**31
