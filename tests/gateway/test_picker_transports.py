@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from ballast_api.gateway_settings import Limits
 from ballast_gateway.picker import codec, h2_transport
 from ballast_gateway.picker.messages import BodyMode
 from ballast_gateway.picker.transport import Listen
+from tests.gateway.test_keys import team, write
 from tests.support import grpc_transport
 from tests.support.h2_client import Client
 from tests.support.picker_builders import MODEL, endpoint_at, picker
@@ -32,7 +35,7 @@ BROKEN = b"\xff\xff\xff"
 
 def _headers(rng: random.Random, config: pb.ProtocolConfiguration, *, end: bool) -> Any:
     path = rng.choice(("/v1/completions", "/v1/completions", "/v1/chat/completions", "/nowhere"))
-    values = {":path": path, ":method": "POST", "content-type": "application/json"}
+    values = {":path": path, ":method": "POST", "content-type": "application/json", "x-api-key": "one"}
     if rng.random() < 0.5:
         values["x-request-id"] = f"r-{rng.randrange(5)}"
     pairs = [base_pb2.HeaderValue(key=key, raw_value=value.encode()) for key, value in values.items()]
@@ -97,3 +100,27 @@ async def test_the_same_exchanges_give_the_same_messages(seed: int) -> None:
         assert own == reference, f"exchange {number}"
     assert ours[1:] == theirs[1:]
     assert len({status for _, status in ours[0]}) > 1
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_streams_that_have_ended_leave_no_reference_cycles(keyed: bool, tmp_path: Path) -> None:
+    """A collection would have to find them: each walks what is in flight, and holds up whoever asks meanwhile."""
+    rng = random.Random(7)
+    exchanges = [exchange(rng) for _ in range(60)]
+    keys = write(tmp_path / "keys", team("a", "one")) if keyed else None
+    async with picker(ENDPOINTS, scrape_interval_s=1e-6, keys=keys) as running:
+
+        async def left(some: list[list[bytes]]) -> int:
+            gc.collect()
+            await _answers(running.server.port, some)
+            async with asyncio.timeout(10):
+                while running.in_flight and not running.all_idle():  # noqa: ASYNC110 (the server's own steps)
+                    await asyncio.sleep(0.01)
+            return gc.collect()
+
+        gc.disable()
+        try:
+            found = [await left(exchanges[:10]), await left(exchanges)]
+        finally:
+            gc.enable()
+    assert found[1] - found[0] < 50, "garbage grows with the number of streams"

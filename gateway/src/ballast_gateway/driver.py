@@ -197,8 +197,9 @@ class Ticket:
     def _close(self, output_tokens: int = 0) -> None:
         self._open = False
         self._driver.forget(self.request.id)
-        if self.on_end is not None:
-            self.on_end(output_tokens)
+        told, self.on_end = self.on_end, None  # which knows who has this ticket
+        if told is not None:
+            told(output_tokens)
 
     def __enter__(self) -> Self:
         return self

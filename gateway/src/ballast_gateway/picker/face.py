@@ -199,6 +199,7 @@ class _StreamSession:
         if self._record.id and not self._record.ended_s and not self._decode:
             self._record.outcome, self._record.reason = "cancelled", "client-gone"
             self._recorded()
+        self._answer_late = _nobody_waits  # the transport's knows this session: only a collection would free both
 
     def _carry_out(self, actions: list[Action]) -> list[Reply]:
         """Carry out an exchange's actions; returns its replies. Everything is reported before a reply can be sent."""
@@ -466,6 +467,10 @@ class _StreamSession:
             listen(
                 Finished(request_id=self._record.id, outcome=ended.outcome, decode=self._decode, served=self._served)
             )
+
+
+def _nobody_waits(replies: list[Reply]) -> None:
+    """The stream has ended."""
 
 
 def _fault_of(status: int) -> Fault | None:
