@@ -65,7 +65,9 @@ class Capacity:
         if not self._bounded or not candidates.endpoints:
             return candidates
         prefills_too = stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles()
-        if not prefills_too and self._all_have_room(stage, candidates.slots):
+        if self._all_have_room(stage, candidates.slots) and (
+            not prefills_too or self._all_have_room(Stage.PREFILL, candidates.slots)
+        ):
             return candidates
         free = self._has_capacity(stage, candidates.slots)
         if prefills_too:
