@@ -26,10 +26,9 @@ from pathlib import Path
 import httpx
 
 from ballast_api.faces import Face
+from ballast_api.gateway_files import EndpointEntry, EndpointsFile
 from ballast_api.gateway_settings import (
     Discovery,
-    EndpointEntry,
-    EndpointsFile,
     GatewaySettings,
     Listeners,
     ServedModel,

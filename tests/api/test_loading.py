@@ -9,7 +9,8 @@ import yaml
 
 from ballast_api.common import API_VERSION
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import EndpointsFile, GatewaySettings
+from ballast_api.gateway_files import EndpointsFile
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.hardware_profile import EngineProfile, HardwareProfile
 from ballast_api.loading import (
     load_endpoints,

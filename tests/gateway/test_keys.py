@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import Keys, TenantEntry
+from ballast_api.gateway_files import TenantEntry
+from ballast_api.gateway_settings import Keys
 from ballast_gateway.file_stamps import stamp
 from ballast_gateway.keys import KeyRing
 from ballast_gateway.tenants import Tenant, Usage

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import Keys, TenantEntry
+from ballast_api.gateway_files import TenantEntry
+from ballast_api.gateway_settings import Keys
 from ballast_api.loading import load_keys
 from ballast_gateway.file_stamps import Stamp, stamp
 from ballast_gateway.json_web_tokens import Refused, TokenReader

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ballast_api.gateway_settings import TenantEntry
+from ballast_api.gateway_files import TenantEntry
 from ballast_gateway.errors import ApiError, tenant_limit
 
 _RETRY_S: Final = 1

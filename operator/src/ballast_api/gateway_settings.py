@@ -8,16 +8,13 @@ A running gateway takes changes of the file, but for the fields marked with `RES
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, WithJsonSchema, model_validator
 
 from ballast_api import names
-from ballast_api.addresses import is_address
 from ballast_api.common import (
     HEADER_NAME,
     LAST_PORT,
@@ -37,49 +34,16 @@ from ballast_api.common import (
 )
 from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
+from ballast_api.network_types import Address, Origin, Path, PortOrAny, Receiver
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
 from ballast_api.settings_changes import RESTARTS
 from ballast_api.trace_protocols import TraceProtocol
-from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.canary import Canary
 
-PortOrAny = Annotated[int, Field(ge=0, le=LAST_PORT)]
 LAST_BYTES_S = 2.0
 """How long clients may take for the last bytes of their answers when the gateway ends."""
-
-
-def _address(value: str) -> str:
-    if not is_address(value):
-        raise PydanticCustomError("address", "must be host:port, an IPv6 host in brackets, the port from 1 to 65535")
-    return value
-
-
-Address = Annotated[str, AfterValidator(_address)]
-"""`host:port`; an IPv6 host stands in brackets."""
-
-
-_ORIGIN = r"^(\*|https?://[^\s/:?#@]+(:[0-9]{1,5})?)$"
-_RECEIVER = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?$"
-
-
-def _origin(value: str) -> str:
-    if not re.fullmatch(_ORIGIN, value):
-        raise PydanticCustomError("origin", 'must be "*", or scheme://host or scheme://host:port with http or https')
-    return value.lower()
-
-
-def _receiver(value: str) -> str:
-    if not re.fullmatch(_RECEIVER, value):
-        raise PydanticCustomError("receiver", "must be http://host:port or https://host:port, with a path or without")
-    return value
-
-
-Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$", max_length=256)]
-"""An absolute path without query."""
-Origin = Annotated[str, AfterValidator(_origin), Field(json_schema_extra={"pattern": _ORIGIN})]
-"""`*`, or the origin of a page as browsers write it (RFC 6454 section 6.2)."""
 
 
 class KubernetesDiscovery(ApiModel):
@@ -474,7 +438,7 @@ class Tracing(ApiModel):
     """OpenTelemetry traces of requests (docs/tracing.md). The variables OTEL_* of the gateway's environment count where
     a field is left out, and for all that has no field: headers, TLS, batches, resource."""
 
-    endpoint: Annotated[str, AfterValidator(_receiver), Field(json_schema_extra={"pattern": _RECEIVER})] | None = None
+    endpoint: Receiver | None = None
     """Base URL of an OTLP/HTTP receiver, such as http://collector:4318. Left out, OTEL_EXPORTER_OTLP_ENDPOINT says it,
     or http://localhost:4318 is taken."""
     protocol: TraceProtocol | None = None
@@ -622,88 +586,3 @@ class GatewaySettings(GatewayTuning):
     def to_yaml(self) -> str:
         """The file's text; `load_settings` of it gives an equal value."""
         return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
-
-
-class EndpointEntry(ApiModel):
-    """One engine in an endpoints file."""
-
-    name: NonEmptyStr
-    """Names the endpoint in metrics, logs and decisions."""
-    address: Address
-    """`host:port`; an IPv6 host stands in brackets."""
-    role: Literal["prefill", "decode", "flexible"]
-    """What it may be asked to do."""
-    pool: str = ""
-    """Pool that it belongs to, for metrics."""
-    profile: str = ""
-    """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
-    revision: str = ""
-    """What the KV compatibility of the engine depends on, in a word of your own, such as an image's tag: engines of
-    different words exchange no KV blocks. Empty is a word, too."""
-    pod_api: Address | None = None
-    """`host:port` of its agent's pod API (docs/pod-api.md). Left out, the endpoint has no agent."""
-
-    def to_core(self) -> Endpoint:
-        """The core's value."""
-        return Endpoint(
-            id=EndpointId(self.name),
-            address=self.address,
-            role=Role(self.role),
-            pool=self.pool,
-            profile=self.profile,
-            revision=self.revision,
-        )
-
-
-class EndpointsFile(ApiModel):
-    """The file of `discovery.file`: `endpoints:` and a list."""
-
-    endpoints: Annotated[Seq[EndpointEntry], KeyedBy("name")] = ()
-    """The engines."""
-
-    def to_yaml(self) -> str:
-        """The file's text."""
-        return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
-
-
-def _key_hash(value: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", value):
-        raise PydanticCustomError("hash", "must be a SHA-256 in 64 lower-case hexadecimal digits, not the key itself")
-    return value
-
-
-KeyHash = Annotated[str, AfterValidator(_key_hash)]
-"""SHA-256 of an API key, in hexadecimal: `printf %s KEY | sha256sum`."""
-
-
-class TenantEntry(ApiModel):
-    """A tenant of a keys file. Its limits are those of all gateways together that hear each other."""
-
-    name: NonEmptyStr
-    """Tells tenants apart."""
-    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)] = ()
-    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`. Left out for a tenant that comes
-    with JSON Web Tokens only."""
-    max_in_flight: PositiveInt | None = None
-    """Requests of its that may be in flight; more are answered 429. Left out, there is no limit of its own."""
-    tokens_per_minute: PositiveInt | None = None
-    """Prompt and output tokens a minute. Up to a minute's worth may come at once; while it has used more than that, it
-    is answered 429, with the time until then in Retry-After. Left out, there is no limit."""
-
-
-class KeysFile(ApiModel):
-    """The file of `keys.file`: `tenants:` and a list."""
-
-    tenants: Annotated[Seq[TenantEntry], KeyedBy("name")] = ()
-    """Whose keys are known."""
-
-    @model_validator(mode="after")
-    def _check_that_a_key_has_one_tenant(self) -> Self:
-        owners: dict[str, str] = {}
-        for number, tenant in enumerate(self.tenants):
-            for key in tenant.keys:
-                other = owners.setdefault(key, tenant.name)
-                if other != tenant.name:
-                    reason = f"one of these keys is {other!r}'s, too; give each key to one tenant"
-                    raise_at("KeysFile", [(f"tenants[{number}].keys", "key", reason, None)])
-        return self

@@ -20,7 +20,8 @@ from ballast_api import reference
 from ballast_api.chart_values import ChartValues
 from ballast_api.common import GROUP, ApiModel, Resource
 from ballast_api.crds import crd
-from ballast_api.gateway_settings import EndpointsFile, GatewaySettings, KeysFile
+from ballast_api.gateway_files import EndpointsFile, KeysFile
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.resources import ALL
 from ballast_api.structural import json_schema_of, paragraph
 

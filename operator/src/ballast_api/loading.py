@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from ballast_api.common import API_VERSION, GROUP, ApiModel
 from ballast_api.engine_pool import EnginePool
 from ballast_api.errors import InvalidInput, Problem, explain
-from ballast_api.gateway_settings import EndpointsFile, GatewaySettings, KeysFile
+from ballast_api.gateway_files import EndpointsFile, KeysFile
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.resources import KINDS, AnyResource
 
 ModelT = TypeVar("ModelT", bound=ApiModel)

@@ -9,11 +9,10 @@ from pathlib import Path
 from ballast_api import names
 from ballast_api.common import ApiModel
 from ballast_api.faces import Face
+from ballast_api.gateway_files import EndpointEntry, EndpointsFile
 from ballast_api.gateway_settings import (
     ClassObjective,
     Discovery,
-    EndpointEntry,
-    EndpointsFile,
     GatewaySettings,
     Listeners,
     ServedModel,
