@@ -305,8 +305,26 @@ class Own:
     def confirmed(self, source: str) -> None:
         self.heard.append(source)
 
+    def prefilled(self) -> None:
+        self.heard.append("prefilled")
+
     def began(self) -> None:
         self.heard.append("began")
+
+    def leg_failed(self, fault: Fault) -> None:
+        self.heard.append(fault)
+
+    def redirected(self) -> None:
+        self.heard.append("redirected")
+
+    def placed(self, decode: EndpointId, prefill: EndpointId | None) -> None:
+        self.heard.append((decode, prefill))
+
+    def moved(self, target: EndpointId) -> None:
+        self.heard.append(f"moved to {target}")
+
+    def move_failed(self) -> None:
+        self.heard.append("stays")
 
     def ended(self, end: said.Ended, fault: Fault | None) -> None:
         self.heard.append((end.outcome, end.output_tokens))

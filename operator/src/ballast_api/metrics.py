@@ -361,7 +361,8 @@ GATEWAY: Final = (
             "histogram",
             "",
             "From the cut of a stream to the target's first token.",
-            "Up: targets compute much after the cut; is prefix caching on?",
+            "Up: targets compute much after the cut; is prefix caching on? Behind a picker agents have it: "
+            "`ballast_agent_migration_pause_seconds_total`.",
         ),
         (
             "rescues_total",

@@ -14,7 +14,7 @@ from ballast_core.model import EndpointId, Fault, Outcome, RequestId
 from ballast_core.model.effects import Dispatch, Leave, Migrate
 from ballast_gateway.driver import Ticket
 from ballast_gateway.podapi.messages import Ended
-from ballast_gateway.records import RequestRecord
+from ballast_gateway.records import MoveOutcome, MoveRecord, RequestRecord
 
 CONFIRM_S: Final = 5.0
 
@@ -87,13 +87,49 @@ class Planned:
         self._timer.cancel()
         self._holders.release(self._ticket.request.id)
 
+    def prefilled(self) -> None:
+        """Its prompt has been computed on its prefill endpoint."""
+        self._record.prefilled_s = self._ticket.now_s()
+
     def began(self) -> None:
-        """Its first token has come."""
-        self._record.first_token_s = self._ticket.now_s()
+        """Its first token has come, or that of an engine where it goes on."""
+        if self._record.first_token_s is None:
+            self._record.first_token_s = self._ticket.now_s()
+
+    def leg_failed(self, fault: Fault) -> None:
+        """A leg of it has failed."""
+        self._record.faults += (fault,)
+
+    def redirected(self) -> None:
+        """After that it was sent out again; `placed` says where to."""
+        record = self._record
+        record.dispatches += 1
+        if record.first_token_s is None:
+            record.dispatched_s = self._ticket.now_s()
+        else:
+            record.rescues += 1
+
+    def placed(self, decode: EndpointId, prefill: EndpointId | None) -> None:
+        """It is elsewhere than it was."""
+        record = self._record
+        record.decode = decode
+        if record.first_token_s is None:
+            record.prefill, record.prefilled_s = prefill or "", None
+
+    def moved(self, target: EndpointId) -> None:
+        """It decodes there now, as it was ordered."""
+        self._record.decode = target
+        self._record.moves += (MoveRecord(MoveOutcome.MOVED),)
+
+    def move_failed(self) -> None:
+        """It stays, though it was ordered elsewhere."""
+        self._record.moves += (MoveRecord(MoveOutcome.FAILED),)
 
     def ended(self, end: Ended, fault: Fault | None = None) -> None:
         """It is over. `fault`: of its engine, unless that was told before."""
         record = self._record
+        if fault is not None:
+            record.faults += (fault,)
         record.outcome, record.output_tokens, record.tokens_seen = end.outcome, end.output_tokens, True
         record.status = record.status or end.status
         if end.outcome == "completed":

@@ -61,8 +61,32 @@ class OwnRequest(Protocol):
         """A holder has it."""
         ...
 
+    def prefilled(self) -> None:
+        """Its prompt has been computed on its prefill endpoint."""
+        ...
+
     def began(self) -> None:
         """Its first token has come."""
+        ...
+
+    def leg_failed(self, fault: Fault) -> None:
+        """A leg of it has failed."""
+        ...
+
+    def redirected(self) -> None:
+        """After that it was sent out again; `placed` says where to."""
+        ...
+
+    def placed(self, decode: EndpointId, prefill: EndpointId | None) -> None:
+        """It is elsewhere than it was."""
+        ...
+
+    def moved(self, target: EndpointId) -> None:
+        """It decodes there now, as it was ordered."""
+        ...
+
+    def move_failed(self) -> None:
+        """It stays, though it was ordered elsewhere."""
         ...
 
     def ended(self, end: said.Ended, fault: Fault | None) -> None:
@@ -318,8 +342,8 @@ class Book:
 
     def _hold(self, known: _Known, source: Source, since_s: float) -> None:
         known.holder, known.held_since_s = source.name, since_s
-        if known.own and known.id in self.own:
-            self.own[known.id].confirmed(source.name)
+        if (own := self._own(known)) is not None:
+            own.confirmed(source.name)
 
     def _director_follows(self, known: _Known) -> None:
         """What the row of a request of this gateway says beyond its dispatch."""
@@ -378,17 +402,13 @@ class Book:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _changed(self, known: _Known, message: Message) -> None:
+        if (own := self._own(known)) is not None:
+            _pass_on(message, own, prefills=bool(known.prefill))
         match message:
             case said.Prefilled():
                 self._decodes(known)
             case said.Began():
-                self._decodes(known)
-                if not known.tokens:
-                    known.tokens = 1
-                    if self._follows(known):
-                        self._feed(FirstToken(known.id))
-                    if known.own and known.id in self.own:
-                        self.own[known.id].began()
+                self._begun(known)
             case said.Redirected(decode=decode, prefill=prefill):
                 known.decode, known.prefill = decode, prefill
                 known.decoding, known.tokens, known.failed = False, 0, False
@@ -396,8 +416,7 @@ class Book:
             case said.LegFailed(stage=stage, endpoint=endpoint, fault=fault, status=status):
                 known.failed = True
                 if self._follows(known):
-                    kind = Fault(fault) if fault in _FAULTS else Fault.BROKE
-                    self._feed(LegFailed(known.id, Stage(stage), EndpointId(endpoint), kind, status))
+                    self._feed(LegFailed(known.id, Stage(stage), EndpointId(endpoint), _kind_of(fault), status))
             case said.Moved(target=target):
                 self._decodes(known)
                 known.decode = target
@@ -408,9 +427,13 @@ class Book:
             case _:
                 pass
 
+    def _own(self, known: _Known) -> OwnRequest | None:
+        """Who is to hear of it here; None if it is another gateway's, or forgotten."""
+        return self.own.get(known.id) if known.own else None
+
     def _follows(self, known: _Known) -> bool:
         """Whether the Director has it on its books."""
-        return known.booked or (known.own and known.id in self.own)
+        return known.booked or self._own(known) is not None
 
     def _adopt(self, known: _Known) -> None:
         row = known.row
@@ -439,6 +462,15 @@ class Book:
         entry = self._director.ledger.get(RequestId(row.id)) if row.by == self.me else None
         return entry is not None and not entry.adopted
 
+    def _begun(self, known: _Known) -> None:
+        self._decodes(known)
+        if not known.tokens:
+            known.tokens = 1
+            if self._follows(known):
+                self._feed(FirstToken(known.id))
+            if (own := self._own(known)) is not None:
+                own.began()
+
     def _decodes(self, known: _Known) -> None:
         if not known.decoding:
             known.decoding = True
@@ -446,9 +478,10 @@ class Book:
                 self._feed(PrefillDone(known.id, computed=bool(known.prefill), bound=True))
 
     def _redirected(self, known: _Known) -> None:
-        if known.own and known.id in self.own:
-            prefill = EndpointId(known.prefill) if known.prefill else None
-            self._feed(RequestRedirected(known.id, prefill, EndpointId(known.decode)))
+        if (own := self._own(known)) is not None:
+            decode, prefill = EndpointId(known.decode), EndpointId(known.prefill) if known.prefill else None
+            own.placed(decode, prefill)
+            self._feed(RequestRedirected(known.id, prefill, decode))
         else:
             self._adopt(known)
 
@@ -496,8 +529,28 @@ class Book:
             known.share.ended_elsewhere(max(known.tokens, end.output_tokens))
         fault = Fault(end.fault) if end.fault in _FAULTS and not known.failed else None
         if known.own:
-            own = self.own.get(known.id)
-            if own is not None:
+            if (own := self._own(known)) is not None:
                 own.ended(end, fault)
         elif known.booked:
             self._feed(RequestEnded(known.id, Outcome(end.outcome), end.output_tokens, fault))
+
+
+def _pass_on(message: Message, own: OwnRequest, *, prefills: bool) -> None:
+    """What a holder says of legs and moves. `prefills`: whether the request has a prefill endpoint."""
+    match message:
+        case said.Prefilled() if prefills:
+            own.prefilled()
+        case said.LegFailed(fault=fault):
+            own.leg_failed(_kind_of(fault))
+        case said.Redirected():
+            own.redirected()
+        case said.Moved(target=target):
+            own.moved(EndpointId(target))
+        case said.MoveFailed():
+            own.move_failed()
+        case _:
+            pass
+
+
+def _kind_of(fault: str) -> Fault:
+    return Fault(fault) if fault in _FAULTS else Fault.BROKE
