@@ -15,6 +15,7 @@ from tests.support.gateway_kit import until
 from tests.support.view_kit import ScriptedAgent, ViewFleet, ask, lines_of, view_fleet, view_of
 
 LATER_S = 0.2
+COUNTS = ("in_flight", "followed")
 
 
 async def held(fleet: ViewFleet, gateway: Gateway) -> tuple[ScriptedAgent, str, str, str]:
@@ -107,3 +108,17 @@ async def test_what_an_engine_did_last_is_a_failed_leg(tmp_path: Path) -> None:
         agent.feed.say(said.Began(key=key))
         await ended(gateway, agent, key, outcome="failed", output_tokens=1, fault=str(Fault.BROKE))
         assert value(gateway, "ballast_gateway_failed_legs_total", {"fault": "broke"}) == 1
+
+
+async def test_a_request_is_in_flight_at_the_gateway_that_dispatched_it_alone(tmp_path: Path) -> None:
+    """Sums over gateways are the fleet's; the others follow it."""
+    async with view_fleet(tmp_path) as fleet:
+        gateways = [await fleet.start() for _ in range(2)]
+        agent, key, _, _ = await held(fleet, gateways[0])
+        await until(lambda: RequestId(key) in gateways[1].driver.director.ledger.entries)
+        shown = [[value(each, f"ballast_gateway_requests_{name}") for each in gateways] for name in COUNTS]
+        assert shown == [[1, 0], [0, 1]]
+        agent.feed.say(said.Ended(key=key, outcome="completed"))
+        await until(
+            lambda: not any(value(each, f"ballast_gateway_requests_{name}") for each in gateways for name in COUNTS)
+        )

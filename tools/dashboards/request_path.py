@@ -118,9 +118,12 @@ REQUEST_PATH: Final = Dashboard(
                 ),
                 Panel(
                     "Requests in flight",
-                    "Dispatched or waiting, by gateway. Good: follows the traffic. Bad: grows without end: arrivals "
-                    "exceed capacity. Do: add decode endpoints.",
-                    ((f"sum by (pod) ({metric('ballast_gateway_requests_in_flight')})", "{{pod}}"),),
+                    "Dispatched or waiting, by gateway, and those of others that the best informed one follows. Good: "
+                    "follows the traffic. Bad: grows without end: arrivals exceed capacity. Do: add decode endpoints.",
+                    (
+                        (f"sum by (pod) ({metric('ballast_gateway_requests_in_flight')})", "{{pod}}"),
+                        (fleetwide("ballast_gateway_requests_followed"), "{{serving_pool}}: followed"),
+                    ),
                     width=8,
                 ),
                 Panel(

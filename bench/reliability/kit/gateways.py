@@ -108,7 +108,8 @@ class GatewayProcess:
 
     async def in_flight(self) -> float:
         """Requests that its ledger has."""
-        return sum((await self.metrics("ballast_gateway_requests_in_flight")).values())
+        names = ("ballast_gateway_requests_in_flight", "ballast_gateway_requests_followed")
+        return sum([sum((await self.metrics(name)).values()) for name in names])
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
         """What /ballast/v1/endpoints says, by name."""

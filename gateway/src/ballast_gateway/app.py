@@ -141,7 +141,7 @@ class Gateway:
         self.registry = CollectorRegistry()
         self.settings_state = SettingsState(settings, text_hash, self.registry)
         director = Director(director_settings(settings))
-        self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.metrics = Metrics(self.registry, in_flight=lambda: director.ledger.own)
         self.metrics.watch_queue(director)
         self.metrics.watch_health(director, now_s=time.monotonic)
         DrainMetrics(director.departures, self.registry)

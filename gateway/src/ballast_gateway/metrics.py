@@ -153,7 +153,8 @@ class Metrics:
             self._ejections.labels(change.cause).inc()
 
     def watch_queue(self, director: Director) -> None:
-        """Export what waits, read anew at each export."""
+        """Export what waits, and what others have in flight, read anew at each export."""
+        gauge("ballast_gateway_requests_followed", self.registry, lambda: director.ledger.adopted)
         gauge("ballast_gateway_requests_waiting", self.registry, lambda: len(director.queue))
         gauge("ballast_gateway_expected_wait_seconds", self.registry, lambda: director.expected_wait_s)
 

@@ -121,8 +121,16 @@ GATEWAY: Final = (
             "requests_in_flight",
             "gauge",
             "",
-            "Requests in the ledger.",
-            "Grows without end: arrivals exceed capacity; add decode pods.",
+            "Requests of this gateway in the ledger: dispatched or waiting.",
+            "Grows without end: arrivals exceed capacity; add decode pods. The sum over gateways and workers is "
+            "the fleet's.",
+        ),
+        (
+            "requests_followed",
+            "gauge",
+            "",
+            "Requests of other gateways in the ledger.",
+            "0 while others have some in flight: see `/ballast/v1/view`.",
         ),
         (
             "time_to_first_token_seconds",
