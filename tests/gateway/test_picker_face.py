@@ -225,12 +225,23 @@ async def test_a_text_prompt_is_placed_by_the_tokens_that_an_engine_gives_and_wi
 
 
 @pytest.mark.parametrize(
-    ("status", "failed"), [("401", 5), ("404", 5), ("429", 5), ("500", 5), ("503", 5), ("400", 0), ("200", 0)]
+    ("status", "failed", "outcome"),
+    [
+        ("401", 5, "invalid"),
+        ("404", 5, "invalid"),
+        ("429", 5, "rejected"),
+        ("500", 5, "failed"),
+        ("503", 5, "failed"),
+        ("400", 0, "invalid"),
+        ("200", 0, "completed"),
+    ],
 )
-async def test_the_status_of_a_response_counts_for_its_endpoint(status: str, failed: int) -> None:
-    """A 400 may be the client's fault, and no second endpoint can be asked here. None of them is a first token."""
+async def test_the_status_of_a_response_counts_for_its_endpoint(status: str, failed: int, outcome: str) -> None:
+    """A 400 may be the client's fault, and no second endpoint can be asked here. None of them is a first token. What
+    counts for the endpoint is in the request's record, too."""
     driver = Driver(director(("f0", "f1")))
-    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    records: list[RequestRecord] = []
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=records.append)
     hint = (endpoint("f0").address,)
     body = Inbound(kind=Kind.REQUEST_BODY, body=b'{"model":"m","prompt":"x"}', end_of_stream=True)
     response = Inbound(kind=Kind.RESPONSE_HEADERS, headers={":status": status}, end_of_stream=True)
@@ -241,3 +252,4 @@ async def test_the_status_of_a_response_counts_for_its_endpoint(status: str, fai
     assert (report.failed_legs, report.legs) == (failed, 5 if failed or status == "200" else 0)
     assert (report.state == "ejected") == bool(failed)
     assert len(driver.director.ledger) == 0
+    assert {(record.outcome, len(record.faults)) for record in records} == {(outcome, failed // 5)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ballast_core.directing.director import Director
-from ballast_core.model import EndpointId, Stage
+from ballast_core.model import EndpointId, Fault, Stage
 from ballast_core.model.events import EndpointObserved
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
@@ -80,6 +80,7 @@ async def test_a_request_is_booked_where_it_is_served_as_soon_as_its_headers_sho
     (end,) = [event for event in on.events if isinstance(event, Finished)]
     assert (end.outcome, end.decode, end.served) == ("completed", "f0:8000", "f1:8000")
     assert [(record.outcome, record.decode) for record in on.records] == [("completed", "f1")]
+    assert [(record.retries, record.faults) for record in on.records] == [(1, (Fault.UNREACHABLE,))]
 
 
 async def test_each_endpoint_that_was_passed_over_has_failed() -> None:

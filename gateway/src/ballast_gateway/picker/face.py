@@ -385,6 +385,8 @@ class _StreamSession:
         prefill = None if dispatch.prefill is None or dispatch.prefill.id == at else dispatch.prefill
         self._ticket.redirected(None if prefill is None else prefill.id, at, tuple([one.id for one in passed]))
         self._record.decode = at
+        self._record.dispatches += len(passed)
+        self._record.faults += (Fault.UNREACHABLE,) * len(passed)
         self._booked = None if serves is None else replace(dispatch, prefill=prefill, decode=serves)
 
     def _first_token(self) -> None:
@@ -444,21 +446,24 @@ class _StreamSession:
             self._linger(self._ticket)
 
     def _end(self, ended: Ended) -> None:
-        ticket, record = self._ticket, self._record
+        ticket, record, status = self._ticket, self._record, ended.status or 0
         at_once = not ended.shown and self._face.driver.now_s() - self._began_s < _AT_ONCE_S
-        succeeds = ended.outcome is Outcome.COMPLETED and (ended.status or 0) < 400
+        succeeds = ended.outcome is Outcome.COMPLETED and status < 400
         unseen = succeeds and (ended.status is None or at_once)
         if self._planned is not None and self._left_to_holder(self._planned, ended):
             return
+        fault = _fault_of(status)
+        if fault is not None:
+            record.faults += (fault,)
         if ticket is not None and not unseen:
-            status = ended.status or 0
-            ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=_fault_of(status))
+            ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=fault)
         elif ticket is not None:
             self._lingers = True
             self._linger(ticket)
-        record.status, record.outcome = ended.status or 0, "routed" if unseen else str(ended.outcome)
-        if 400 <= record.status < 500:
-            record.outcome, record.reason = "invalid", f"upstream-{record.status}"
+        record.status, record.outcome = status, "routed" if unseen else str(ended.outcome)
+        if 400 <= status < 500:
+            record.outcome = "rejected" if status == 429 else "invalid"
+            record.reason = f"upstream-{status}"
         self._recorded()
         self._finished(ended)
 
