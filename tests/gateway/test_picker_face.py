@@ -253,3 +253,32 @@ async def test_the_status_of_a_response_counts_for_its_endpoint(status: str, fai
     assert (report.state == "ejected") == bool(failed)
     assert len(driver.director.ledger) == 0
     assert {(record.outcome, len(record.faults)) for record in records} == {(outcome, failed // 5)}
+
+
+async def test_a_path_that_a_client_made_up_is_in_no_record() -> None:
+    """It may hold a secret, and be as long as a header may be."""
+    driver = Driver(director(("f0",)))
+    records: list[RequestRecord] = []
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=records.append)
+    head = Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/secret-7f3a"}, end_of_stream=True)
+    await converse(face.open, ScriptedStream((head,)))
+    assert [(record.status, record.reason, record.path) for record in records] == [(404, "not-found", "")]
+
+
+async def test_a_fault_of_the_picker_itself_is_not_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A held request ends with a 500: it failed, and was not invalid."""
+    driver = Driver(director((), hold_s=60))
+    records: list[RequestRecord] = []
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=records.append)
+
+    async def breaks(ticket: Ticket) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Ticket, "dispatched", breaks)
+    session = face.open(lambda replies: None)
+    for message in REQUEST:
+        session.receive(message)
+    await until(lambda: bool(records))
+    assert [(record.status, record.outcome) for record in records] == [(500, "failed")]
+    session.close(broken=False)
+    driver.close()

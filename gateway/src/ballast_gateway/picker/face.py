@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code, errors.TENANT_LIMIT})
+_UNKNOWN_PATH: Final = errors.not_found("").code
 _ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
 _PLANNED_PATHS: Final = frozenset({paths.COMPLETIONS, paths.CHAT})
 """What agents run in two legs; of the rest they pass on what comes."""
@@ -402,7 +403,7 @@ class _StreamSession:
         record = self._record
         record.id = record.id or self._exchange.request_id or ""
         record.status, record.reason = answer.status, answer.reason
-        record.outcome = "rejected" if answer.reason in _REJECTED else "invalid"
+        record.outcome = "rejected" if answer.reason in _REJECTED else "failed" if answer.status == 500 else "invalid"
         for listen in self._face.listeners:
             listen(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
         self._recorded()
@@ -410,7 +411,8 @@ class _StreamSession:
     def _recorded(self) -> None:
         if not self._record.ended_s:
             self._record.ended_s = self._face.driver.now_s()
-            self._record.path = self._exchange.path
+            known = self._record.reason != _UNKNOWN_PATH  # what clients write is not repeated in the log
+            self._record.path = self._exchange.path if known else ""
             self._face.on_record(self._record)
 
     def _linger(self, ticket: Ticket) -> None:
