@@ -82,6 +82,15 @@ def instances(ready: int) -> dict[str, str]:
     }
 
 
+def of_two_operators(ready: int) -> dict[str, str]:
+    """Of a pool with four wanted: one operator tells of it, then the other one, a minute each."""
+    name, others = "ballast_operator_instances", ('pod="o0"', 'pod="o1"')
+    shown = by_turns(name, 'pool="decode",count="ready"', others) | by_turns(
+        name, 'pool="decode",count="wanted"', others
+    )
+    return {series: values.replace("1", str(4 if "wanted" in series else ready)) for series, values in shown.items()}
+
+
 def looks(failed: int, done: int) -> dict[str, str]:
     """Of the operator, a minute."""
     counts = {"failed": failed, "done": done}
@@ -122,6 +131,7 @@ CASES = (
     Case("BallastShedding", REQUESTS | counter("ballast_gateway_shed_total", 'cause="backlog"', 4), "30m", False),
     Case("BallastInstancesMissing", instances(3), "20m", True),
     Case("BallastInstancesMissing", instances(4), "20m", False),
+    Case("BallastInstancesMissing", of_two_operators(3), "20m", True),  # one takes over from the other
     Case("BallastRoleMissing", counter(FALLBACKS, 'missing="decode"', 1), "15m", True),
     Case("BallastRoleMissing", counter(FALLBACKS, 'missing="decode"', 0), "15m", False),
     Case("BallastEnginesFail", LEGS | counter("ballast_gateway_failed_legs_total", 'fault="broke"', 3), "30m", True),

@@ -145,8 +145,8 @@ ALERTS: Final = (
     ),
     Alert(
         "BallastInstancesMissing",
-        'ballast_operator_instances{count="ready"} '
-        '< on (namespace, serving_pool, pool) group_left () ballast_operator_instances{count="wanted"}',
+        'max by (namespace, serving_pool, pool) (ballast_operator_instances{count="ready"}) '
+        '< max by (namespace, serving_pool, pool) (ballast_operator_instances{count="wanted"})',
         "15m",
         "ticket",
         f"Pool {{{{ $labels.pool }}}} of {_POOL} has fewer ready instances than wanted.",
