@@ -10,6 +10,7 @@ import pytest
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request
+from ballast_core.model.effects import Effect, Reject
 from ballast_core.model.events import EndpointObserved
 from ballast_core.model.prompt_tokens import packed
 from ballast_core.policies.registry import build_placement
@@ -129,7 +130,8 @@ async def test_a_held_request_is_answered_when_an_endpoint_appears() -> None:
 
 async def test_no_request_is_held_longer_than_the_proxy_may_wait() -> None:
     """In full duplex Envoy counts no time: without an answer of ours a client would wait for ever."""
-    driver = Driver(director((), hold_s=60))
+    effects: list[Effect] = []
+    driver = Driver(director((), hold_s=60), listeners=(lambda effect, now_s: effects.append(effect),))
     face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", answer_s=0.02)
     stream = ScriptedStream(REQUEST)
     await converse(face.open, stream)
@@ -137,6 +139,8 @@ async def test_no_request_is_held_longer_than_the_proxy_may_wait() -> None:
     assert isinstance(answer, Immediate)
     assert (answer.status, answer.reason) == (429, "saturated")
     assert len(driver.director.ledger) == 0
+    [shed] = [effect for effect in effects if isinstance(effect, Reject)]
+    assert (shed.reason, shed.cause) == ("saturated", "waited")
     driver.close()
 
 

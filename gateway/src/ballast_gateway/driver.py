@@ -29,7 +29,7 @@ from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings, SettingsChanged
-from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, Request, RequestId, Stage
+from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, ShedCause, Stage
 from ballast_core.model.effects import (
     Cancel,
     Dispatch,
@@ -187,6 +187,13 @@ class Ticket:
             else:
                 self._driver.feed(RequestEnded(self.request.id, outcome, output_tokens, fault))
 
+    def give_up(self, message: str) -> Rejected:
+        """End it, as its face may keep it waiting no longer: listeners hear of it as of the Director's rejections."""
+        reject = Reject(self.request.id, RejectReason.SATURATED, message, cause=ShedCause.WAITED)
+        self.end(Outcome.CANCELLED)
+        self._driver.tell_listeners(reject)
+        return Rejected(reject)
+
     def take(self, effect: Dispatch | Handoff | Reject) -> None:
         """Deliver an effect. Called by the driver."""
         self._effects.append(effect)
@@ -326,12 +333,17 @@ class Driver:
         if self._on_decision_s is not None:
             self._on_decision_s(perf_counter() - began_s)
         for effect in effects:
-            for listen in self._listeners:
-                try:
-                    listen(effect, now_s)
-                except Exception:
-                    self._listener_failed(now_s)
+            self.tell_listeners(effect, now_s)
             self._carry_out(effect, now_s)
+
+    def tell_listeners(self, effect: Effect, now_s: float | None = None) -> None:
+        """They hear of an effect. Called by tickets, too."""
+        at_s = self.now_s() if now_s is None else now_s
+        for listen in self._listeners:
+            try:
+                listen(effect, at_s)
+            except Exception:
+                self._listener_failed(at_s)
 
     def _listener_failed(self, now_s: float) -> None:
         """What only listens keeps no effect from being carried out."""

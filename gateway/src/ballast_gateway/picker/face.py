@@ -278,9 +278,7 @@ class _StreamSession:
                 dispatch = await ticket.dispatched()
             actions = self._routed(dispatch, query.body)
         except TimeoutError:
-            ticket.end(Outcome.CANCELLED)
-            said = f"no endpoint had room within {self._face.answer_s:g} s"
-            actions = self._exchange.refused(errors.rejected(RejectReason.SATURATED, said, 1.0))
+            actions = self._rejected(ticket.give_up(f"no endpoint had room within {self._face.answer_s:g} s"))
         except Rejected as rejected:
             actions = self._rejected(rejected)
         except Exception:
