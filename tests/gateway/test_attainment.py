@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ballast_api.attainment_report import AttainmentReport, read_report, summed
+from ballast_api.attainment_report import AttainmentReport, read_report, summed, together
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import ClassObjective, GatewaySettings
 from ballast_api.loading import parse_settings
@@ -396,3 +396,17 @@ def test_there_are_sixteen_objectives_at_most() -> None:
     assert len(with_objectives(most[:16]).objectives) == 16
     with pytest.raises(InvalidInput):
         with_objectives(most)
+
+
+def test_workers_that_go_by_other_thresholds_are_not_added_up() -> None:
+    """One has taken an objective's new thresholds, the other one has not yet: each counts for its own."""
+    reports = []
+    for thresholds in ({"ttftS": 1.0}, {"ttftS": 1.0}, {"ttftS": 2.0}, {"ttftS": 1.0, "e2eS": 9.0}):
+        classes = ServiceClasses(with_objectives([{"name": "all", **thresholds}]).objectives)
+        counted = Attainment(classes, now_s=lambda: 0.0, unix_s=0.0)
+        [objective] = classes.objectives
+        counted(RequestRecord("r", 0.0, first_token_s=0.5, ended_s=1.0, output_tokens=2, objective=objective))
+        reports.append(read_report(counted.report()))
+    found = read_report(together(reports)).objectives
+    assert [(each.ttft_s, each.e2e_s) for each in found] == [(1.0, None), (2.0, None), (1.0, 9.0)]
+    assert [each.counts(60, Threshold.JOINT).requests for each in found] == [2, 1, 1]

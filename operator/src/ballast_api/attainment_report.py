@@ -54,9 +54,14 @@ class ObjectiveReport(msgspec.Struct, frozen=True, kw_only=True):
             windows=said,
         )
 
+    @property
+    def rule(self) -> tuple[str, float | None, float | None, float | None]:
+        """As `Objective.rule`."""
+        return self.name, self.ttft_s, self.tpot_s, self.e2e_s
+
     def measures(self, objective: Objective) -> bool:
         """Whether its counts are about the thresholds of this objective."""
-        return (self.name, self.ttft_s, self.tpot_s, self.e2e_s) == objective.rule
+        return self.rule == objective.rule
 
     def counts(self, window_s: int, threshold: Threshold) -> Counts:
         """Of one window; none where the gateway has no such window, or the objective no such threshold."""
@@ -102,10 +107,15 @@ def read_report(body: bytes) -> AttainmentReport:
 
 
 def together(reports: Sequence[AttainmentReport]) -> bytes:
-    """The report of one gateway whose workers gave these; each of them knows the same objectives. In JSON."""
+    """The report of one gateway whose workers gave these. In JSON. Workers take new objectives one after the other:
+    counts of other thresholds stay apart."""
+    by_rule: dict[object, list[ObjectiveReport]] = {}
+    for report in reports:
+        for each in report.objectives:
+            by_rule.setdefault(each.rule, []).append(each)
     objectives = []
-    for first in reports[0].objectives:
-        parts = [each for report in reports for each in report.objectives if each.name == first.name]
+    for parts in by_rule.values():
+        first = parts[0]
         windows = {
             window_s: {
                 name: Tally(
