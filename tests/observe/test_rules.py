@@ -82,6 +82,13 @@ def instances(ready: int) -> dict[str, str]:
     }
 
 
+def waking() -> dict[str, str]:
+    """A ServingPool that was at zero for ten minutes, and has had no ready engine since."""
+    labels = f'{POOL},type="Available",status="False",reason="{{}}"'
+    shown = {"ScaledToZero": "1x10 stale", "DecodeNotReady": "_x10 1x60"}
+    return {f"{CONDITION}{{{labels.format(reason)}}}": values for reason, values in shown.items()}
+
+
 def of_two_operators(ready: int) -> dict[str, str]:
     """Of a pool with four wanted: one operator tells of it, then the other one, a minute each."""
     name, others = "ballast_operator_instances", ('pod="o0"', 'pod="o1"')
@@ -124,6 +131,8 @@ CASES = (
     Case("BallastPoolUnavailable", condition("Available", "False", "ScaledToZero"), "10m", False),
     Case("BallastPoolUnavailable", condition("Available", "True", "Ready"), "10m", False),
     Case("BallastPoolUnavailable", by_turns(CONDITION, 'type="Available",status="False"', REASONS), "10m", True),
+    Case("BallastPoolUnavailable", waking(), "30m", False),  # models load
+    Case("BallastPoolUnavailable", waking(), "50m", True),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="no-endpoints"', 1), "10m", True),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="no-endpoints"', 0), "10m", False),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="saturated"', 9), "10m", False),

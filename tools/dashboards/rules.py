@@ -16,6 +16,8 @@ EACH: Final = "namespace, serving_pool, objective"
 WINDOWS: Final = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 LEAST_REQUESTS: Final = 20
 """In the long window of a burn rate: of fewer, a single one would wake somebody."""
+WAKES: Final = "30m"
+"""Engines that were at zero may take so long until they serve."""
 MOST_RATIO: Final = 0.5
 """Misses that raise the alarm whatever the budget: 14.4 times a budget of 10 % cannot be missed."""
 
@@ -118,7 +120,9 @@ ALERTS: Final = (
     Alert(
         "BallastPoolUnavailable",
         "max by (namespace, serving_pool) "
-        '(ballast_operator_condition{type="Available",status="False",reason!="ScaledToZero"}) == 1',
+        '(ballast_operator_condition{type="Available",status="False",reason!="ScaledToZero"}) == 1 '
+        "unless max by (namespace, serving_pool) "
+        f'(max_over_time(ballast_operator_condition{{type="Available",reason="ScaledToZero"}}[{WAKES}])) == 1',
         "2m",
         "page",
         f"ServingPool {_POOL} is not available.",
