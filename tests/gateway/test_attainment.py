@@ -365,8 +365,11 @@ def test_counts_outlive_a_change_of_target_but_not_of_thresholds() -> None:
         return read_report(attainment.report()).objectives[0].counts(60, Threshold.JOINT)
 
     attainment(record(classes))
+    in_flight = record(classes)
     attainment.adopt(objectives({"name": "a", "ttftS": 1.0, "attainment": 0.5, "priority": 3}))
     assert joint() == Counts(1, 0, 0)
+    attainment(in_flight)
+    assert joint() == Counts(2, 0, 0)
     early = record(classes)
     attainment.adopt(objectives({"name": "a", "ttftS": 0.1, "attainment": 0.5}))
     assert joint() == Counts()

@@ -41,16 +41,16 @@ class Attainment:
         self._now_s = now_s
         self._unix_s = unix_s
         self._since_s = now_s()
-        self._windows = {objective: Windows() for objective in classes.objectives}
+        self._windows = {objective.rule: Windows() for objective in classes.objectives}
+        """Of each objective, by what its counts are about."""
         self.canary: CanaryCounts | None = None
         """Counts both sides of a canary apart, while there is one."""
 
     def adopt(self, objectives: Iterable[ClassObjective]) -> None:
         """Go by these from now on. Counts of an objective stay as long as its name and thresholds do."""
         self._classes.adopt(objectives)
-        before = {objective.rule: windows for objective, windows in self._windows.items()}
-        now = self._classes.objectives
-        self._windows = {objective: before.get(objective.rule) or Windows() for objective in now}
+        before, now = self._windows, self._classes.objectives
+        self._windows = {objective.rule: before.get(objective.rule) or Windows() for objective in now}
 
     def __call__(self, record: RequestRecord) -> None:
         """Count a request that has ended, and note on its record whether it met its objective."""
@@ -60,7 +60,7 @@ class Attainment:
             self.canary.served(record)
         if objective is None or ended is None:
             return
-        windows = self._windows.get(objective)
+        windows = self._windows.get(objective.rule)
         tokens = record.output_tokens if record.tokens_seen else None
         judgement = judge(objective, Seen(ended, record.ttft_s, record.tpot_s, record.e2e_s, tokens))
         record.met = judgement[Threshold.JOINT]
@@ -84,11 +84,11 @@ class Attainment:
 
     def over(self, now_s: float) -> list[tuple[Objective, Mapping[int, Mapping[Threshold, Counts]]]]:
         """Each objective with what was counted in its windows, as `Windows.over`."""
-        return [(objective, windows.over(now_s)) for objective, windows in self._windows.items()]
+        return [(each, self._windows[each.rule].over(now_s)) for each in self._classes.objectives]
 
     def totals(self) -> Iterable[tuple[Objective, list[int]]]:
         """Each objective with all that was counted since the beginning, as `Windows.totals`."""
-        return [(objective, windows.totals) for objective, windows in self._windows.items()]
+        return [(each, self._windows[each.rule].totals) for each in self._classes.objectives]
 
 
 def _end_of(record: RequestRecord) -> Ended | None:
