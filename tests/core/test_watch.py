@@ -355,3 +355,81 @@ def test_a_silence_that_ended_by_itself_teaches_that_the_hardware_is_slower() ->
     assert slowness.ratio(610.0) == pytest.approx(2.5)
     slowness.ended(1000.0, Silence(0.5), 700.0)
     assert slowness.ratio(700.0) == 8.0, "bounded: one hang must not blind the watch"
+
+
+# --- metrics by which an engine stands still --------------------------------------------------------------------------
+
+
+def stand(fleet: Fleet, name: str) -> None:
+    """Its metrics show running requests, and no token from now on."""
+    fleet.signs[name] = fleet.signs[name]._replace(stood_s=fleet.now_s)
+
+
+def whole(fleet: Fleet, name: str, prompt_tokens: int = 100) -> str:
+    """A request whose answer comes whole decodes; returns where."""
+    there = fleet.decode(name, prompt_tokens, token=False)
+    fleet.signs[there] = fleet.signs[there]._replace(legs=0)
+    return there
+
+
+def test_whole_answers_are_left_where_the_metrics_show_that_nothing_is_computed() -> None:
+    """They owe nothing until their end: a long generation and a hung engine look alike, but for the engine's counts."""
+    fleet = Fleet("p0", "d0", "d1")
+    there = whole(fleet, "r0")
+    fleet.run(5.0)
+    stand(fleet, there)
+    fleet.run(14.6)
+    assert fleet.news == []
+    fleet.run(0.8)
+    assert fleet.news == [(there, Pulse.SUSPECTED)]
+    fleet.run(14.0)
+    fleet.left.clear()  # by itself it is late, too; its face knows better
+    fleet.run(1.0)
+    assert (fleet.news[1:], fleet.left) == ([(there, Pulse.LOST)], [("r0", there)])
+
+
+def test_an_engine_that_stands_still_without_work_of_ours_is_nobodys_concern() -> None:
+    """Gauges change with steps alone, so one may show a request that has gone. It counts from our first one on."""
+    fleet = Fleet("p0", "d0")
+    stand(fleet, "d0")
+    fleet.run(100.0)
+    whole(fleet, "r0")
+    fleet.run(14.0)
+    assert fleet.news == []
+
+
+def test_a_byte_of_a_stream_says_more_than_metrics_that_stand_still() -> None:
+    fleet = Fleet("p0", "d0")
+    fleet.decode("r0")
+    stand(fleet, "d0")
+    fleet.run(60.0, "d0")
+    assert fleet.news == []
+
+
+def test_a_long_prompt_alone_shows_no_token_for_as_long_as_it_takes() -> None:
+    """Some 50 s by the profile: three times that is granted."""
+    fleet = Fleet("p0", "d0", profile=SLOWEST.name)
+    whole(fleet, "r0", 100_000)
+    stand(fleet, "d0")
+    fleet.run(60.0)
+    assert fleet.news == []
+
+
+def test_tokens_that_metrics_show_again_end_it() -> None:
+    """And no probe there is left for giving its answer whole."""
+    fleet = Fleet("p0", "d0", "d1")
+    there = whole(fleet, "r0")
+    stand(fleet, there)
+    fleet.run(31.0)
+    assert fleet.pulse(there) is Pulse.LOST
+    fleet.director.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, EndpointId(there)), fleet.now_s)
+    fleet.signs[there] = fleet.signs[there]._replace(stood_s=inf, computed_s=fleet.now_s)
+    fleet.run(0.2)
+    assert fleet.pulse(there) is Pulse.STEADY
+    other = ({"d0", "d1"} - {there}).pop()
+    assert fleet.decodes_go_to() == {other}, "it is ejected as before"
+    left = len(fleet.left)
+    fleet.run(10.0)
+    assert whole(fleet, "probe") == there
+    fleet.run(25.0)
+    assert len(fleet.left) == left

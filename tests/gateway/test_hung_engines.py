@@ -183,6 +183,29 @@ async def test_a_stream_that_cannot_go_on_elsewhere_stays_and_ends_with_its_engi
             await until(lambda: watch.pulse(EndpointId("f0"))[0] is Pulse.STEADY)
 
 
+@pytest.mark.rotating(2)
+async def test_whole_answers_alone_are_left_on_an_engine_that_hangs_with_live_metrics(tmp_path: Path) -> None:
+    """Of a kind that no engine gives as a stream inside: nothing is due from them, but the engine's counts stand."""
+    async with AsyncExitStack() as stack:
+        sims = [
+            await stack.enter_async_context(engine_sim(profile=FAST, misbehave_api=("127.0.0.1", 0))) for _ in range(2)
+        ]
+        addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, (server, _) in enumerate(sims)}
+        kit = running_gateway(tmp_path, addresses, model={"servedNames": ["m"]}, watch={"requestFloorS": 2})
+        gateway = await stack.enter_async_context(kit)
+        client = await stack.enter_async_context(httpx.AsyncClient(timeout=BOUND_S))
+        body = {"model": "m", "prompt": [5] * 20, "max_tokens": 2000, "ignore_eos": True, "seed": 1}
+        asked = [asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json=body)) for _ in range(4)]
+        for _, engine in sims:
+            while not await metric(engine, "vllm:generation_tokens_total"):  # noqa: ASYNC110 (another server's steps)
+                await asyncio.sleep(0.05)
+        await misbehave(sims[0][0], {"fault": "freeze"})
+        answers = await asyncio.gather(*asked)
+        assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [2000] * 4
+        assert sum(entry.get("retries", 0) for entry in gateway.requests()) == 2
+        await misbehave(sims[0][0])
+
+
 # --- honest engines that are slow -------------------------------------------------------------------------------------
 
 
@@ -231,3 +254,19 @@ async def test_a_chunk_of_five_seconds_on_the_slowest_engine_is_no_hang(tmp_path
             assert [answer.status_code for answer in answers] == [200, 200]
             assert all(b"[DONE]" in answer.content and b"error" not in answer.content for answer in answers)
             assert all("rescues" not in each and "retries" not in each for each in gateway.requests())
+
+
+async def test_a_long_whole_answer_is_left_to_its_engine(tmp_path: Path) -> None:
+    """Nothing is seen of it before its end, whatever others get there. A stream would be sent elsewhere."""
+    slow = SHIPPED_PROFILES["h20-qwen3-32b"]
+    async with engine_sim(profile=slow) as (one, _), engine_sim(profile=slow) as (two, _):
+        addresses = {"f0": f"127.0.0.1:{one.port}", "f1": f"127.0.0.1:{two.port}"}
+        watch = {"requestFloorS": 0.5}
+        async with running_gateway(tmp_path, addresses, model={"servedNames": ["m"]}, watch=watch) as gateway:
+            body = {"model": "m", "prompt": [5] * 20, "max_tokens": 120, "ignore_eos": True, "seed": 1}
+            async with httpx.AsyncClient(timeout=BOUND_S) as client:
+                answer = await client.post(f"{gateway.url}/v1/completions", json=body)
+            assert answer.json()["usage"]["completion_tokens"] == 120
+            (entry,) = gateway.requests()
+            assert entry["e2e_s"] > 2
+            assert "retries" not in entry

@@ -41,6 +41,24 @@ def test_scrapes_are_unanswered_since_the_first_of_them() -> None:
     assert signs.asked_s == inf
 
 
+def test_an_engine_stands_still_while_its_counts_do() -> None:
+    """From the second scrape that shows the same. One that has computed nothing yet may compile."""
+    signs = LifeSigns().of(E0)
+    for computed, at_s, stood_s, computed_s in (
+        (0, 1.0, inf, -inf),
+        (0, 2.0, inf, -inf),
+        (7, 3.0, inf, 3.0),
+        (7, 4.0, 4.0, 3.0),
+        (7, 5.0, 4.0, 3.0),
+        (8, 6.0, inf, 6.0),
+        (None, 7.0, inf, 6.0),  # nothing runs
+        (8, 8.0, inf, 6.0),
+        (8, 9.0, 9.0, 6.0),
+    ):
+        signs.shown(computed, at_s)
+        assert (signs.stood_s, signs.computed_s) == (stood_s, computed_s), at_s
+
+
 def test_the_director_is_told_on_its_own_clock_and_strangers_are_forgotten() -> None:
     """Those that still owe something are kept, whoever they are."""
     life_signs = LifeSigns()

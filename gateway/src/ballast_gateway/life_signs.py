@@ -19,7 +19,7 @@ TOLD_S: Final = 1.0
 class Signs:
     """One endpoint's."""
 
-    __slots__ = ("asked_s", "heard_s", "legs", "owing_since_s")
+    __slots__ = ("_computed", "asked_s", "computed_s", "heard_s", "legs", "owing_since_s", "stood_s")
 
     def __init__(self) -> None:
         self.heard_s = -math.inf
@@ -31,6 +31,11 @@ class Signs:
         """When `legs` last left 0, or since when they owe something by what is forgiven."""
         self.asked_s = math.inf
         """Since when a scrape has had no answer."""
+        self.stood_s = math.inf
+        """Since when scrapes show requests that run, and no token computed."""
+        self.computed_s = -math.inf
+        """When one last showed that tokens had been computed since the one before."""
+        self._computed: int | None = None
 
     def owe(self, now_s: float) -> None:
         """Something is due from one more leg."""
@@ -49,6 +54,19 @@ class Signs:
     def answered(self) -> None:
         """The scrape was answered, or refused at once."""
         self.asked_s = math.inf
+
+    def shown(self, computed_tokens: int | None, now_s: float) -> None:
+        """What a scrape says that the engine has computed since its start; None: nothing runs, or it does not say.
+
+        An engine that has not computed anything yet may compile, or warm up.
+        """
+        before, self._computed = self._computed, computed_tokens
+        if not computed_tokens or computed_tokens != before:
+            self.stood_s = math.inf
+            if computed_tokens and before is not None:
+                self.computed_s = now_s
+        elif math.isinf(self.stood_s):
+            self.stood_s = now_s
 
 
 class _Told(NamedTuple):
@@ -99,7 +117,8 @@ class LifeSigns:
             for other in others.get(endpoint_id, ()):
                 owing_s = min(owing_s, other.owing_since_s) if legs else other.owing_since_s
                 legs, heard_s = legs + other.legs, max(heard_s, other.heard_s)
-            told.append(LifeSign(endpoint_id, legs, heard_s + ahead_s, owing_s + ahead_s, signs.asked_s + ahead_s))
+            times_s = (heard_s, owing_s, signs.asked_s, signs.stood_s, signs.computed_s)
+            told.append(LifeSign(endpoint_id, legs, *[each + ahead_s for each in times_s]))
         return told
 
     def _of_others(self, known: set[EndpointId], now_s: float) -> dict[EndpointId, list[_Told]]:
@@ -120,6 +139,7 @@ class LifeSigns:
         for signs in self._signs.values():
             signs.owing_since_s = max(signs.heard_s, signs.owing_since_s) + seconds
             signs.asked_s += seconds
+            signs.stood_s += seconds
         for source, (at_s, engines) in self._others.items():
             later = {name: told._replace(owing_since_s=told.owing_since_s + seconds) for name, told in engines.items()}
             self._others[source] = at_s + seconds, later

@@ -259,7 +259,8 @@ class Watch(ApiModel):
     """Least seconds until a suspicion where only first tokens after a hand-off are due: a first NIXL handshake takes
     some 5 s."""
     request_floor_s: PositiveFloat = 30.0
-    """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
+    """Least seconds until a single request without a token is sent elsewhere from an engine that serves others, and
+    until an engine is lost by whose metrics requests run and no token is computed."""
 
 
 class Adapters(ApiModel):

@@ -7,8 +7,9 @@ be silent. The deadline is `patience` times that, and never below a floor:
 - past twice the deadline it is *lost*: every leg there is left (`Leave`), so that its request goes on elsewhere.
 
 A scrape without an answer is evidence of its own: it makes an endpoint suspected at once, and one that is silent as
-long lost. A leg's byte heals either state. A lost endpoint is ejected (`state.health`): it gets one request at a time
-after a pause, and others when one of them has had an answer.
+long lost. So are metrics by which requests run and no token is computed, after a more generous time: whole answers owe
+nothing until their end. A leg's byte heals either state, or a token that scrapes see. A lost endpoint is ejected
+(`state.health`): it gets one request at a time after a pause, and others when one of them has had an answer.
 One request that hangs on an engine that lives is left alone, after a far more generous time.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +44,8 @@ _FULL_RATIO = 0.9
 _FULL_FLOOR_S = 30.0
 """A prefill or a first token may wait for so long for KV that others hold."""
 _REQUESTS_EVERY_S = 1.0
+_UNKNOWN_WORK = 4.0
+"""So many times longer is allowed where an engine has work of others, or a queue of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,23 @@ class _Seen:
     expected: Silence | None = None
     """What `due_s` rests on."""
     slowness: Slowness = field(default_factory=Slowness)
+    lost_s: float = -math.inf
+    """When it was lost the last time."""
     left: set[RequestId] = field(default_factory=set)
     """Requests whose legs there were left, or should have been."""
+
+
+class _Evidence(NamedTuple):
+    """What speaks against an endpoint, in seconds."""
+
+    silent_s: float
+    """Something is due, and nothing came."""
+    unanswered_s: float
+    """A scrape has had no answer."""
+    standing_s: float = 0.0
+    """Requests run by its metrics, and it computes none of them."""
+    standing_due_s: float = math.inf
+    """Until that makes it suspected."""
 
 
 class Watch:
@@ -118,8 +137,7 @@ class Watch:
         if len(self._seen) > len(signs):
             self._forget_the_gone()
         effects: list[Effect] = []
-        work: _Work | None = None
-        soonest_s = self.settings.step_floor_s / 2
+        work = _Work(self._ledger)
         for sign in signs:
             slot = self._inventory.slot_of(sign.endpoint_id)
             if slot is None:
@@ -131,24 +149,19 @@ class Watch:
             before = seen.pulse
             if sign.heard_s > seen.heard_s:
                 self._spoke(seen, sign, now_s)
-            silent_s = now_s - max(sign.heard_s, sign.owing_since_s) if sign.legs else 0.0
-            unanswered_s = now_s - sign.asked_s
-            if silent_s < soonest_s:
-                seen.due_s, seen.expected = 0.0, None
-                if unanswered_s < _UNANSWERED_S and before is Pulse.STEADY:
-                    continue
-            elif sign.legs:
-                work = work or _Work(self._ledger)
-                self._grant(seen, slot, self._owed(slot, work, now_s), now_s)
-            self._judge(seen, slot, silent_s, unanswered_s)
+            against = self._evidence(seen, slot, sign, work, now_s)
+            if before is Pulse.STEADY and not seen.due_s and against.unanswered_s < _UNANSWERED_S > against.standing_s:
+                continue
+            if before is Pulse.LOST and sign.computed_s > seen.lost_s:
+                seen.pulse = Pulse.SUSPECTED
+            self._judge(seen, slot, against)
             if seen.pulse is not before:
-                effects += self._changed(seen, slot)
+                effects += self._changed(seen, slot, now_s)
             if seen.pulse is Pulse.LOST:
-                work = work or _Work(self._ledger)
                 effects += self._leave(seen, slot, work, now_s, all_of_them=before is not Pulse.LOST)
         if now_s - self._requests_at_s >= _REQUESTS_EVERY_S:
             self._requests_at_s = now_s
-            effects += self._late_requests(now_s)
+            effects += self._late_requests(work, now_s)
         return effects
 
     # --- endpoints ----------------------------------------------------------------------------------------------
@@ -157,6 +170,17 @@ class Watch:
         """What comes back under an old name is another engine, which begins cold."""
         for endpoint_id in [each for each in self._seen if self._inventory.slot_of(each) is None]:
             del self._seen[endpoint_id]
+
+    def _evidence(self, seen: _Seen, slot: int, sign: LifeSign, work: _Work, now_s: float) -> _Evidence:
+        silent_s = now_s - max(sign.heard_s, sign.owing_since_s) if sign.legs else 0.0
+        if silent_s < self.settings.step_floor_s / 2:
+            seen.due_s, seen.expected = 0.0, None
+        else:
+            self._grant(seen, slot, self._owed(slot, work, now_s), now_s)
+        stood_s = max(sign.stood_s, sign.heard_s)
+        if now_s - stood_s < self.settings.request_floor_s / _LOST:
+            return _Evidence(silent_s, now_s - sign.asked_s)
+        return _Evidence(silent_s, now_s - sign.asked_s, *self._standing(seen, slot, stood_s, work, now_s))
 
     @staticmethod
     def _spoke(seen: _Seen, sign: LifeSign, now_s: float) -> None:
@@ -184,9 +208,26 @@ class Watch:
         if due_s > seen.due_s:
             seen.due_s, seen.expected = due_s, expected
 
-    def _judge(self, seen: _Seen, slot: int, silent_s: float, unanswered_s: float) -> None:
+    def _standing(self, seen: _Seen, slot: int, stood_s: float, work: _Work, now_s: float) -> tuple[float, float]:
+        """For how long an engine has shown no token though it has some of our work, and how long that may take.
+
+        A long prompt alone shows none before its end. Without work of ours nobody waits for it, and its gauges may be
+        stale: they change with steps alone.
+        """
+        entries = work.on(slot)
+        if not entries:
+            return 0.0, math.inf
+        patience = self.settings.patience * seen.slowness.ratio(now_s)
+        alone_s = self._silences.prefills_s(slot, work.longest_tokens(slot))
+        due_s = max(self.settings.request_floor_s / _LOST, patience * alone_s)
+        if self._ledger.foreign[slot]:
+            due_s *= _UNKNOWN_WORK
+        return now_s - max(stood_s, min(map(self._last_s, entries))), due_s
+
+    def _judge(self, seen: _Seen, slot: int, against: _Evidence) -> None:
         if seen.pulse is Pulse.LOST:
             return
+        silent_s, unanswered_s, standing_s, standing_due_s = against
         due_s = seen.due_s
         late = 0 < due_s <= silent_s
         gone = self._inventory.readiness(slot) is Readiness.GONE
@@ -198,18 +239,26 @@ class Watch:
         elif min(silent_s, unanswered_s) >= _FROZEN_S:
             seen.pulse = Pulse.LOST
             seen.reason = f"neither a leg nor a scrape got an answer for {min(silent_s, unanswered_s):.2f} s"
+        elif standing_s >= _LOST * standing_due_s:
+            seen.pulse = Pulse.LOST
+            seen.reason = f"by its metrics requests run, and none got a token for {standing_s:.0f} s"
         elif late:
             seen.pulse = Pulse.SUSPECTED
             seen.reason = f"nothing came for {silent_s:.2f} s, and {due_s:.2f} s is what it may take"
         elif unanswered_s >= _UNANSWERED_S and (silent_s >= _UNANSWERED_S or not silent_s):
             seen.pulse = Pulse.SUSPECTED
             seen.reason = f"a scrape got no answer for {unanswered_s:.2f} s"
+        elif standing_s >= standing_due_s:
+            seen.pulse = Pulse.SUSPECTED
+            seen.reason = f"by its metrics requests run, and none got a token for {standing_s:.0f} s"
         elif seen.pulse is Pulse.SUSPECTED:
             seen.pulse, seen.reason = Pulse.STEADY, ""
 
-    def _changed(self, seen: _Seen, slot: int) -> Iterable[Effect]:
+    def _changed(self, seen: _Seen, slot: int, now_s: float) -> Iterable[Effect]:
         self._inventory.suspect(slot, seen.pulse is not Pulse.STEADY)
-        if seen.pulse is not Pulse.LOST:
+        if seen.pulse is Pulse.LOST:
+            seen.lost_s = now_s
+        else:
             seen.left.clear()
         return [PulseChanged(self._inventory.endpoint(slot), seen.pulse, seen.reason or "it gave a sign of life")]
 
@@ -248,11 +297,10 @@ class Watch:
 
     # --- single requests ----------------------------------------------------------------------------------------
 
-    def _late_requests(self, now_s: float) -> Iterable[Effect]:
+    def _late_requests(self, work: _Work, now_s: float) -> Iterable[Effect]:
         """Leave the legs that hang on engines that live, where the request may go elsewhere."""
         floor_s, entries = self.settings.request_floor_s, self._ledger.entries
         self._left &= entries.keys()
-        work: _Work | None = None
         for entry in entries.values():
             slot = _leg_slot(entry)
             if slot is None or entry.failures >= self._max_retries or entry.request.id in self._left:
@@ -262,17 +310,16 @@ class Watch:
             silent_s = now_s - self._last_s(entry)
             if silent_s < floor_s:
                 continue
-            work = work or _Work(self._ledger)
             endpoint_id = self._inventory.endpoint(slot).id
             seen = self._seen.get(endpoint_id)
             patience = self.settings.patience * (1.0 if seen is None else seen.slowness.ratio(now_s))
             due_s = max(floor_s, patience * self._to_next_s(entry, slot, work, now_s))
             if self._inventory.waiting[slot]:
-                due_s *= 4  # the engine has a queue of its own
+                due_s *= _UNKNOWN_WORK
             if silent_s >= due_s:
                 self._left.add(entry.request.id)
                 reason = f"nothing came for {silent_s:.0f} s, while others there got their tokens"
-                yield Leave(entry.request.id, endpoint_id, reason)
+                yield Leave(entry.request.id, endpoint_id, reason, alone=True)
 
     @staticmethod
     def _last_s(entry: Entry) -> float:
@@ -296,17 +343,20 @@ _REPORTED_TOKENS = 16
 
 
 class _Work:
-    """What is booked where, gathered once in a tick in which something is late."""
+    """What is booked where, gathered once, and only in a tick in which something is late."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._entries: dict[int, list[Entry]] = {}
-        for entry in ledger:
-            slot = _leg_slot(entry)
-            if slot is not None:
-                self._entries.setdefault(slot, []).append(entry)
+        self._ledger = ledger
+        self._entries: dict[int, list[Entry]] | None = None
 
     def on(self, slot: int) -> list[Entry]:
         """The requests with a leg there."""
+        if self._entries is None:
+            self._entries = {}
+            for entry in self._ledger:
+                at = _leg_slot(entry)
+                if at is not None:
+                    self._entries.setdefault(at, []).append(entry)
         return self._entries.get(slot, [])
 
     def past_first_token(self, slot: int) -> int:

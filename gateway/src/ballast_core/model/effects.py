@@ -95,6 +95,9 @@ class Leave:
     endpoint_id: EndpointId
     reason: str
     """In words, for the log."""
+    alone: bool = False
+    """The endpoint serves others, and only this request is late. If its answer comes whole, it may just be long, and
+    stays."""
 
 
 @value

@@ -31,3 +31,7 @@ class LifeSign(NamedTuple):
     """When `legs` last left 0, or later, where the driver itself stood still."""
     asked_s: float = math.inf
     """Since when a scrape of it has had no answer; inf: the last one was answered, or refused at once."""
+    stood_s: float = math.inf
+    """Since when its metrics show requests that run, and no token computed; inf: they do not."""
+    computed_s: float = -math.inf
+    """When its metrics last showed tokens that it had computed since the scrape before."""

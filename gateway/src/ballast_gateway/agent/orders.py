@@ -51,7 +51,7 @@ class AgentOrders:
         failures = ticket.failures
         if ticket.leaver is not None:
             reason = order.reason or "a gateway takes it for hung"
-            ticket.leaver(Leave(RequestId(ticket.request.id), EndpointId(order.endpoint), reason))
+            ticket.leaver(Leave(RequestId(ticket.request.id), EndpointId(order.endpoint), reason, order.alone))
         if ticket.failures == failures:
             raise refusals.not_there(order.endpoint)
 

@@ -119,6 +119,7 @@ class Scraper:
             if reply.status != 200:
                 raise UpstreamError(f"/metrics answered {reply.status}")
             gauges = await read_page(reply.body)
+            signs.shown(gauges.computed_tokens, loop.time())
             member.adapters = gauges.adapters
         except asyncio.CancelledError:
             signs.answered()  # nobody asks any more

@@ -264,13 +264,15 @@ class MoveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who decided about the request; needed only where two requests have the same id."""
 
 
-class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeaveOrder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /ballast/v1/leave`: leave the request's leg on a silent engine, and go on elsewhere."""
 
     request_id: str
     endpoint: str
     reason: str = ""
     by: str = ""
+    alone: bool = False
+    """The engine serves others; a request whose answer comes whole stays then."""
 
 
 class CancelOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -124,6 +124,8 @@ class Run:
         decodes = state in _FOLLOWED
         if not decodes and state not in _ASKS_PREFILL:
             return None
+        if decodes and order.alone and self._job.comes_whole:
+            return None
         endpoint = self._course.endpoint if decodes else self._prefiller
         if endpoint.id != order.endpoint_id or (decodes and not self._may_leave()):
             return None

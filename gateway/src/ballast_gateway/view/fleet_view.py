@@ -334,7 +334,7 @@ class FleetView:
         if isinstance(order, Migrate):
             target, body = said.MIGRATIONS, msgspec.json.encode(MoveOrder(row.id, order.target.id, row.by))
         else:
-            leave = LeaveOrder(row.id, order.endpoint_id, order.reason, row.by)
+            leave = LeaveOrder(row.id, order.endpoint_id, order.reason, row.by, order.alone)
             target, body = said.LEAVE, msgspec.json.encode(leave)
         try:
             answer = await self._calls.call(address, "POST", target, body)

@@ -73,7 +73,7 @@ class GatewayHolder:
         if there is None or there not in slots or ticket.leaver is None:
             raise refusals.not_there(order.endpoint)
         reason = order.reason or "as another gateway ordered"
-        ticket.leaver(Leave(ticket.request.id, EndpointId(order.endpoint), reason))
+        ticket.leaver(Leave(ticket.request.id, EndpointId(order.endpoint), reason, order.alone))
 
     def cancel(self, order: CancelOrder) -> None:
         """Stop a request, and tell its client."""
