@@ -17,6 +17,7 @@ from ballast_gateway.proxy.held_stream import HeldStream
 
 PROMPT = [5, 6, 7]
 DONE = b"data: [DONE]\n\n"
+ROLE = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[5]}\n\n'
 
 
 def generation(chat: bool = False, **more: Any) -> Generation:
@@ -182,15 +183,45 @@ def test_engines_that_give_no_ids_are_passed_on_byte_by_byte(first: bytes) -> No
 def test_reasoning_stays_where_it_is() -> None:
     """Its parser has a state. A text that says the word has none."""
     held = HeldStream(generation(chat=True))
-    role = (
-        b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[5]}\n\n'
-    )
     delta = b'data: {"id":"c","choices":[{"index":0,"delta":{%b},"finish_reason":null,"token_ids":[1]}]}\n\n'
-    held.feed(role)
+    held.feed(ROLE)
     held.feed(delta % rb'"content":"\"reasoning\":"')
     assert held.may_go_on
     held.feed(delta % b'"reasoning":"hm"')
     assert not held.may_go_on
+
+
+def shows(*deltas: dict[str, str]) -> HeldStream:
+    """A chat of these, a token each."""
+    held = HeldStream(generation(chat=True))
+    held.feed(ROLE)
+    for number, delta in enumerate(deltas):
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [number]}
+        held.feed(b"data: %b\n\n" % json.dumps({"id": "c", "choices": [choice]}, separators=(",", ":")).encode())
+    return held
+
+
+@pytest.mark.parametrize(
+    ("then", "may"),
+    [("<div", False), ("\n\nSo", False), ("<\u6f22", False), ("\u6f22", True), (" \U0001f600", True)],
+    ids=["a tag that was none", "blanks before a text", "a sign before a character", "a character", "an emoji"],
+)
+def test_a_chat_whose_parser_holds_text_back_stays_where_it_is(then: str, may: bool) -> None:
+    """vLLM's show no content for such a token, nor for a part of a character where any parser reads along."""
+    held = shows({"content": "a"}, {}, {}, {"content": then}, {"content": "b"})
+    assert held.tokens == 5
+    assert held.may_go_on is may
+    assert shows({"content": "a"}, {"content": ""}, {"content": then}).may_go_on
+    assert not held.unfit
+
+
+def test_a_chat_is_cut_behind_a_letter_or_a_digit() -> None:
+    """vLLM's parsers show the blank of a token ` <` and hold back the rest, which might begin a tag."""
+    assert shows({"content": "if"}, {"content": " i"}).at_boundary()
+    assert shows({"content": "a"}, {"content": "\u6f22"}).at_boundary()
+    for text in (" ", "(", '">'):
+        assert not shows({"content": "if"}, {"content": text}).at_boundary()
+        assert begun("if", text).at_boundary()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -476,6 +476,51 @@ async def test_a_move_of_a_request_that_begins_to_reason_is_given_up_at_once(tmp
         may_end.set()
         assert b"Hm" in await asking
         assert outcomes(gateway)["moved"] == 0
+
+
+CODE = ("if", " i", " <", " n", " then", " stop")
+
+
+def parsed(tokens: Sequence[str]) -> Iterator[dict[str, str]]:
+    """What a vLLM shows of a chat where `--tool-call-parser qwen3_xml` reads along: a `<` is held back at first."""
+    kept = ""
+    for token in tokens:
+        text = kept + token
+        kept = "<" if text.endswith("<") else ""
+        shown = text.removesuffix(kept)
+        yield {"content": shown} if shown else {}
+
+
+async def test_no_chat_is_cut_where_a_parser_holds_text_back(tmp_path: Path) -> None:
+    """It would be lost: the next engine shows what comes after its prompt."""
+    warm = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        given = (asked.body.get("kv_transfer_params") or {}).get("prompt_token_ids", [1, 2, 3])
+        if not asked.body["stream"]:
+            writer.write(json_reply({"prompt_token_ids": given}))
+            warm.set()
+            return
+        done = len(given) - 3
+        writer.write(SSE_HEAD + chat_event({"role": "assistant", "content": ""}, prompt_token_ids=given))
+        for number, delta in enumerate(parsed(CODE[done:]), done):
+            writer.write(chat_event(delta, 100 + number))
+            if number and not done:
+                await warm.wait()
+                await asyncio.sleep(0.05)
+        end = chat_event({}, 99).replace(b'"finish_reason":null', b'"finish_reason":"stop"').partition(b"\r\n")[2]
+        writer.write(chunk(end.removesuffix(b"\r\n")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with AsyncExitStack() as stack:
+        engines = {name: await stack.enter_async_context(scripted_engine(script)) for name in ("f0", "f1")}
+        addresses = {name: engine.address for name, engine in engines.items()}
+        policy = {"rescheduling": {"type": "ares"}}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
+        shuffle(gateway, 0.05)
+        got = await stream(f"{gateway.url}{PATHS[1]}", request(PATHS[1]), "one")
+        events = [json.loads(event[6:]) for event in got.split(b"\n\n") if event.startswith(b"data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "".join(CODE)
+        assert outcomes(gateway)["moved"] >= 1
 
 
 async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> None:

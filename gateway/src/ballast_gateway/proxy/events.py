@@ -20,6 +20,8 @@ CHOICES: Final = b'"choices":['
 NO_CHOICES: Final = b'"choices":[]'
 IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
+NO_DELTA: Final = b'"delta":{}'
+"""Of a chat's event that shows nothing of its tokens yet. Without a parser vLLM gives a content, empty or not."""
 FINISHED: Final = b'"finish_reason":"'
 ABORTED: Final = b'"finish_reason":"abort"'
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')

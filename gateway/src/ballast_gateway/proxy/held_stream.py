@@ -22,6 +22,7 @@ from ballast_gateway.proxy.events import (
     IDS,
     MOST_DIGITS,
     NO_CHOICES,
+    NO_DELTA,
     PROMPT_IDS,
     SEPARATOR,
     USAGE,
@@ -95,6 +96,10 @@ class Output:
                 return number if one and not text.endswith("\ufffd") else None
         return len(self.recent) if len(self.recent) < _LOOK_BACK else None  # legs begin at a boundary
 
+    def ends_with_sign(self) -> bool:
+        """Whether the last event ends with another character than a letter or a digit."""
+        return bool(self.recent) and not text_of(self.recent[-1][1])[-1:].isalnum()
+
 
 @dataclass(slots=True)
 class Leg:
@@ -124,7 +129,7 @@ class HeldStream:
     """The events of one generation, whichever engine they come from: `feed` them, `continuation` asks for more."""
 
     __slots__ = (
-        *("_asked_ids", "_generation", "_head", "_output", "_parsed", "_unseen"),
+        *("_asked_ids", "_generation", "_head", "_output", "_parsed", "_unseen", "_withheld"),
         *("done", "finished", "leg", "lost", "moves", "unfit"),
     )
 
@@ -146,6 +151,8 @@ class HeldStream:
         """What comes before the choices in each event of the first leg."""
         self._parsed = False
         """A parser of reasoning or tools has read the output: its state is the engine's."""
+        self._withheld = False
+        """The last token of a chat has shown nothing yet, not even an empty text."""
         self.leg = Leg()
         self.lost = False
         """The engine gives no token ids: bytes are passed on as they are, and no other engine can go on."""
@@ -232,7 +239,7 @@ class HeldStream:
             or data.find(b"\n") != len(data) - len(SEPARATOR)
             or not data.startswith(leg.head)
             or not data.startswith(CHOICES, len(leg.head))
-            or (self._generation.chat and (b'"reasoning' in data or b'"tool_calls"' in data))
+            or (self._generation.chat and (self._withheld or self._may_be_parsed(data)))
         ):
             return None
         leg.tokens += 1
@@ -365,15 +372,32 @@ class HeldStream:
                 self.leg.tokens += self._output.add(ids, event)
             if not self._asked_ids:
                 event = event[: first - 1] + b"null" + event[end + 1 :]
-        if self._generation.chat and (b'"reasoning' in event or b'"tool_calls"' in event) and is_parsed(event):
-            self._parsed = True
-            if self._unseen:
-                self.unfit = True
+        if self._generation.chat and (self._withheld or self._may_be_parsed(event)):
+            self._look_for_parser(event)
+            if self.unfit:
                 self.leg.broken = "a parser has read the output"
                 return None
         if FINISHED in event:
             self.finished = True
         return event
+
+    @staticmethod
+    def _may_be_parsed(event: bytes) -> bool:
+        """Whether it is worth a closer look."""
+        return NO_DELTA in event or b'"reasoning' in event or b'"tool_calls"' in event
+
+    def _look_for_parser(self, event: bytes) -> None:
+        """One that reasons or calls tools, or that held back what might begin a tag. A character that was not whole is
+        held back without one, too, with a blank before it in the same token; it is none of ASCII's.
+        """
+        if is_parsed(event):
+            self._parsed = True
+            self.unfit = self._unseen
+        elif self._withheld and (text := text_of(event)):
+            self._parsed = self._parsed or text.removeprefix(" ")[:1].isascii()
+            self._withheld = False
+        elif NO_DELTA in event:
+            self._withheld = True
 
     # --- going on elsewhere -----------------------------------------------------------------------------------------
 
@@ -385,8 +409,13 @@ class HeldStream:
         return replay.tokens_left(self._generation, self.tokens) > 0
 
     def at_boundary(self) -> bool:
-        """Whether the text so far ends with a whole character, so that the next engine begins with one."""
-        return self._output.beyond_boundary() == 0
+        """Whether the text so far ends with a whole character, so that the next engine begins with one.
+
+        In a chat also with a letter or a digit: of a token such as ` <` a parser may show the blank, and hold back what
+        may begin a tag. What begins one stands behind no letter of the same token.
+        """
+        output = self._output
+        return output.beyond_boundary() == 0 and not (self._generation.chat and output.ends_with_sign())
 
     @property
     def may_rewind(self) -> bool:
@@ -410,6 +439,7 @@ class HeldStream:
         output = self._output
         if self.begun:
             output.recent.clear()
+            self._withheld = False
             self.leg = Leg(True, output.tokens, output.ids)
         else:
             self.start_over()  # what an engine began to say and nobody has seen
