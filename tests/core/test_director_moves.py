@@ -348,6 +348,58 @@ def test_moves_out_go_where_the_adapter_is() -> None:
     assert [move.target.id for move in moves(d.on_event(TimerFired(), 1.0))] == ["d2"]
 
 
+def rolled_out(d: Director, count: int, *others: str) -> None:
+    """So many requests decode on d0, with the weights of old, as d2 has them; d1 has new ones under the same name."""
+    for name in ("d0", *others):
+        d.on_event(EndpointObserved(endpoint(name), Observation(0.0, 0, 0, 0.0)), 0.0)
+        root = "new" if name == "d1" else "old"
+        d.on_event(ModelsObserved(EndpointId(name), ServedModels(frozenset({"m"}), roots={"m": root})), 0.0)
+        for k in range(count if name == "d0" else 0):
+            start(d, f"r{k}", 0.0, on="d0", model="m")
+
+
+def test_moves_out_go_where_the_same_weights_are() -> None:
+    """Without such an endpoint nothing moves: another model would go on with what this one began."""
+    d, alone = emptier(("p0",)), emptier(("p0",))
+    rolled_out(d, 2, "d1", "d2")
+    d.on_event(EndpointObserved(endpoint("d2"), Observation(0.1, 5, 0, 0.5)), 0.1)
+    rolled_out(alone, 2, "d1")
+    for each, targets in ((d, {"d2"}), (alone, set())):
+        each.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+        assert {move.target.id for move in moves(each.on_event(TimerFired(), 1.0))} == targets
+
+
+def test_a_policy_moves_nothing_to_other_weights() -> None:
+    d = mover(names=("p0",))
+    rolled_out(d, 3, "d1")
+    assert not moves(d.on_event(TimerFired(), 1.0))
+
+
+def test_what_has_begun_goes_on_with_the_same_weights() -> None:
+    """Once there is a token: d2 has fewer places left than d1. Without its weights it ends."""
+    d = emptier(("p0",))
+    rolled_out(d, 1, "d1", "d2")
+    d.on_event(EndpointObserved(endpoint("d2"), Observation(0.1, 9, 9, 0.9)), 0.1)
+    d.on_event(EndpointLost(EndpointId("d0")), 1.0)
+    (again,) = d.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, EndpointId("d0")), 1.0)
+    assert isinstance(again, Dispatch)
+    assert again.decode.id == "d2"
+    d.on_event(EndpointLost(EndpointId("p0")), 1.5)
+    (end,) = d.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, EndpointId("d2")), 2.0)
+    assert isinstance(end, Reject)
+
+
+def test_what_has_not_begun_goes_anywhere() -> None:
+    d = emptier(("p0",))
+    rolled_out(d, 0, "d1")
+    d.on_event(EndpointDraining(EndpointId("d1")), 0.0)
+    d.on_event(RequestArrived(replace(request("r0", 100), model="m")), 0.0)
+    d.on_event(EndpointRestored(EndpointId("d1")), 0.5)
+    (again,) = d.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, EndpointId("d0")), 1.0)
+    assert isinstance(again, Dispatch)
+    assert again.decode.id == "d1"
+
+
 def test_an_endpoint_that_appears_draining_gets_nothing_that_waits() -> None:
     """Not for a moment: its pod is to go."""
     d = emptier((), hold_s=60.0)

@@ -73,6 +73,15 @@ def test_a_move_changes_where_the_next_failure_is() -> None:
     assert went(choosing.failed(Stage.DECODE, "d1", Fault.BROKE, 0)) == ("p0", "d0")
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_has_begun_goes_on_within_its_revision(begun: bool) -> None:
+    """Another one may have other weights."""
+    own, new, old = (replace(each, revision=of) for each, of in zip((OWN, *DECODES), "aba", strict=False))
+    choosing = Choosing(plan(own, fallbacks=(new,)), places(*listed(own, new, old)))
+    choosing.begun = begun
+    assert went(choosing.failed(Stage.DECODE, "d0", Fault.BROKE, 0)) == ("", "d2" if begun else "d1")
+
+
 def test_a_fall_back_of_another_revision_takes_no_kv_from_this_ones_prefill() -> None:
     """It is prefilled by one of its own, or computes the prompt itself."""
     old, decode = replace(PREFILLS[0], revision="a"), replace(DECODES[0], revision="b")

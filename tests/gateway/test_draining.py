@@ -25,7 +25,8 @@ from ballast_api.load_report import (
 from ballast_core.model import EndpointId
 from ballast_gateway.probes import asking_pod
 from tests.gateway.test_moving_streams import PATHS, Line, request, stream
-from tests.support.gateway_kit import RunningGateway, until
+from tests.support.engine_sim import tiny_engine
+from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
 pytestmark = pytest.mark.rotating(4, each=True)
 
@@ -84,6 +85,28 @@ async def test_what_can_move_leaves_and_what_cannot_finishes_in_place(line: Line
     sample = gateway.gateway.registry.get_sample_value
     told_by_metric = {how: sample("ballast_gateway_drained_requests_total", {"outcome": how}) for how in OUTCOMES}
     assert told_by_metric == {"moved": 2, "finished": 1, "lost": 0}
+
+
+async def test_no_stream_moves_to_another_model_of_the_same_name(tmp_path: Path) -> None:
+    """As in a rollout of new weights: what the old ones began they finish."""
+    async with (
+        tiny_engine("kv_producer") as p0,
+        tiny_engine("kv_consumer", "--time-scale", "8") as d0,
+        tiny_engine("kv_consumer", "--time-scale", "8") as d1,
+    ):
+        d1.options = replace(d1.options, model="new-model")
+        addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in (("p0", p0), ("d0", d0), ("d1", d1))}
+        async with running_gateway(tmp_path, addresses) as gateway:
+            fleet, path = gateway.gateway.fleet, "/v1/completions"
+            await until(lambda: all(member.card is not None for member in fleet.members.values()))
+            fleet.draining(EndpointId("d1"))
+            asked = asyncio.create_task(stream(f"{gateway.url}{path}", request(path), "r0"))
+            await started(gateway, 1)
+            fleet.restored(EndpointId("d1"))
+            fleet.draining(D0)
+            assert (await asked).endswith(b"[DONE]\n\n")
+            assert gateway.request().get("migrations", 0) == 0
+            await until(lambda: gateway.gateway.driver.director.departures.finished == 1)
 
 
 async def test_an_engine_that_is_told_to_end_is_emptied_as_it_finishes(line: Line) -> None:

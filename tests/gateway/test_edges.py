@@ -85,6 +85,10 @@ async def test_models_without_a_known_limit_name_none(tmp_path: Path) -> None:
         ({"data": [{"id": "other", "max_model_len": 5}]}, ModelCard(("other",), max_model_len=5)),
         ({"data": [{"id": "m", "max_model_len": True}]}, ModelCard(("m",), max_model_len=None)),
         ({"data": [{"id": "m"}]}, ModelCard(("m",), max_model_len=None)),
+        (
+            {"data": [{"id": "m", "root": "/w"}, {"id": "n", "root": 5}]},
+            ModelCard(("m", "n"), roots={"m": "/w"}),
+        ),
         ({"data": []}, ModelCard()),
         ({"data": [{}]}, UNKNOWN),
         ({"data": [5]}, UNKNOWN),

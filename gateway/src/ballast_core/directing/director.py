@@ -287,6 +287,8 @@ class Director:
         if not entry.adopted:
             self.queue.first_token(entry, now_s)
         self.outcomes.decoded(entry, now_s)
+        if entry.decode_slot is not None and not entry.root:
+            entry.root = self.placer.models.root(entry.request.model, entry.decode_slot)
         if entry.phase is not _DECODING:
             self._bookings.prefilled(entry, now_s)
         self._bookings.progressed(entry, 1, now_s)

@@ -246,9 +246,10 @@ class Placer:
         return self.allowed(self._inventory.ready(stage), entry)
 
     def allowed(self, candidates: Candidates, entry: Entry) -> Candidates:
-        """The candidates in the request's subset that serve its model, and on which no leg of it has failed."""
+        """The candidates in the request's subset that serve its model, once it has begun with the same weights, and on
+        which no leg of it has failed."""
         found = self._among(candidates, entry.request.subset, entry.avoid)
-        return self.models.serving(entry.request.model, found)
+        return self.models.serving(entry.request.model, found, entry.root)
 
     def _by_adapter(self, stage: Stage, adapter: str, candidates: Candidates) -> Candidates:
         """Those where the adapter is best placed."""

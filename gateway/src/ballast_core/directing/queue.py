@@ -45,9 +45,9 @@ class Queue:
     """The waiting requests. Times are seconds on the Director's clock."""
 
     def __init__(
-        self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory, lacking: Callable[[str], frozenset[int]]
+        self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory, lacking: Callable[[str, str], frozenset[int]]
     ) -> None:
-        """`lacking`: the slots that do not serve a model."""
+        """`lacking`: the slots that do not serve a model of a root."""
         self.order = order
         self._lacking = lacking
         self._beliefs = beliefs
@@ -193,7 +193,7 @@ class Queue:
             self._room(waiting.reach).add(request_id, request.tenant, work, self.service)
 
     def _reach(self, entry: Entry) -> _Reach:
-        return entry.request.subset, entry.avoid, self._lacking(entry.request.model)
+        return entry.request.subset, entry.avoid, self._lacking(entry.request.model, entry.root)
 
     def _room(self, reach: _Reach) -> FairRoom:
         room = self._rooms.get(reach)

@@ -214,9 +214,15 @@ class Rescheduler:
                 del until_s[key]
 
     def _serves(self, seen: _Seen, move: Move) -> bool:
-        """Whether the target serves the request's model."""
-        model = self._ledger.entry_of_row(int(seen.rows[move.request])).request.model
-        return self._models.serves(model, int(seen.slots[move.target]))
+        """Whether the target serves the request's model, with the weights that it began with."""
+        entry = self._ledger.entry_of_row(int(seen.rows[move.request]))
+        return self._models.serves(entry.request.model, int(seen.slots[move.target]), self._root(entry))
+
+    def _root(self, entry: Entry) -> str:
+        """The weights that it began with. Another gateway's may have begun unseen: those where it decodes, then."""
+        if entry.root or entry.decode_slot is None:
+            return entry.root
+        return self._models.root(entry.request.model, entry.decode_slot)
 
     def _begin(self, seen: _Seen, move: Move, now_s: float) -> MoveTrace:
         decodes = seen.decodes
@@ -290,7 +296,7 @@ class Rescheduler:
         for index, row in enumerate(rows.tolist()):
             entry = self._ledger.entry_of_row(row)
             if entry.decode_slot in self._inventory.leaving:
-                lacking = self._models.lacking(entry.request.model)
+                lacking = self._models.lacking(entry.request.model, self._root(entry))
                 if lacking:
                     serves[index] = [slot not in lacking for slot in slots.tolist()]
         return None if serves.all() else serves

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,5 @@ class ServedModels:
     """Adapters of requests that wait in the engine."""
     most_running: int = 0
     """How many adapters may run at a time (`--max-loras`); 0 if it has not said."""
+    roots: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The weights behind a name, by the path or name that it was started with; without those of which it says none."""

@@ -109,6 +109,8 @@ class Entry:
     failed_legs: tuple[FailedLeg, ...] = ()
     avoid: frozenset[EndpointId] = frozenset()
     """Endpoints on which a leg of this request failed."""
+    root: str = ""
+    """The weights that its first token came from, as far as that endpoint has said: others would not go on with it."""
     row: int = -1
     """Its row in the ledger's `flights`; -1 while held."""
     adopted: bool = False

@@ -18,8 +18,8 @@ class Models:
         self._said: dict[int, ServedModels] = {}
         self._sent: dict[int, set[str]] = {}
         """Adapters of requests that were placed there since it spoke: the next scrape will show them."""
-        self._lacking: dict[str, frozenset[int]] = {}
-        """Slots that do not serve a model, for the models that were asked for."""
+        self._lacking: dict[tuple[str, str], frozenset[int]] = {}
+        """Slots that do not serve a model of a root, for those that were asked for."""
         self.adapters: Collection[str] = frozenset()
         """The names that are an adapter somewhere."""
 
@@ -28,7 +28,7 @@ class Models:
         before = self._said.get(slot)
         self._said[slot] = models
         self._sent.pop(slot, None)
-        news = before is None or (before.names, before.adapters) != (models.names, models.adapters)
+        news = before is None or _of(before) != _of(models)
         if news:
             self._changed()
         return news
@@ -43,13 +43,18 @@ class Models:
         """A request for an adapter was placed there."""
         self._sent.setdefault(slot, set()).add(model)
 
-    def serves(self, model: str, slot: int) -> bool:
-        """Whether the endpoint there serves a model, as far as it has said what it serves."""
-        return slot not in self.lacking(model)
+    def serves(self, model: str, slot: int, root: str = "") -> bool:
+        """Whether the endpoint there serves a model, as far as it has said what it serves; `root`: as of `lacking`."""
+        return slot not in self.lacking(model, root)
 
-    def serving(self, model: str, candidates: Candidates) -> Candidates:
-        """The candidates that serve a model, as far as they have said what they serve."""
-        lacking = self.lacking(model)
+    def root(self, model: str, slot: int) -> str:
+        """The weights behind a model there; empty if the endpoint has not said."""
+        said = self._said.get(slot)
+        return "" if said is None else said.roots.get(model, "")
+
+    def serving(self, model: str, candidates: Candidates, root: str = "") -> Candidates:
+        """The candidates that serve a model, as far as they have said what they serve; `root`: as of `lacking`."""
+        lacking = self.lacking(model, root)
         if not lacking:
             return candidates
         kept = [k for k, slot in enumerate(candidates.slots.tolist()) if slot not in lacking]
@@ -72,19 +77,32 @@ class Models:
             return True
         return len(said.running | self._sent.get(slot, set())) < said.most_running
 
-    def lacking(self, model: str) -> frozenset[int]:
-        """The slots of endpoints that have said what they serve, and do not serve this."""
-        lacking = self._lacking.get(model)
+    def lacking(self, model: str, root: str = "") -> frozenset[int]:
+        """The slots of endpoints that have said what they serve, and do not serve this; `root`: nor with these weights,
+        as what others have begun needs them. Empty: any will do.
+        """
+        lacking = self._lacking.get((model, root))
         if lacking is not None:
             return lacking
         if not model or not self._said:
             return _NONE
         if len(self._lacking) >= _MOST_REMEMBERED:
             self._lacking.clear()
-        lacking = frozenset(slot for slot, said in self._said.items() if said.names and model not in said.names)
-        self._lacking[model] = lacking
+        lacking = frozenset(slot for slot, said in self._said.items() if not _serves(said, model, root))
+        self._lacking[model, root] = lacking
         return lacking
 
     def _changed(self) -> None:
         self._lacking.clear()
         self.adapters = frozenset(name for said in self._said.values() for name in said.adapters)
+
+
+def _of(models: ServedModels) -> tuple[object, ...]:
+    """What does not change with the work there."""
+    return models.names, models.adapters, models.roots
+
+
+def _serves(said: ServedModels, model: str, root: str) -> bool:
+    if said.names and model not in said.names:
+        return False
+    return not root or said.roots.get(model, root) == root

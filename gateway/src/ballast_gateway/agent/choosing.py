@@ -45,6 +45,8 @@ class Choosing:
         self.decode = named[own]
         self._ordered = self.decode
         self.prefill = plan.prefill
+        self.begun = False
+        """A token has come: engines of another revision may have other weights, and do not go on with it."""
         self._cut = divisible and bool(plan.segments) and plan.prefill is not None
 
     def dispatch(self) -> Dispatch:
@@ -77,7 +79,7 @@ class Choosing:
         self._cut = False
         decode: Place | None = self.decode
         if self.decode.id in self._spent:
-            decode = self._next(Stage.DECODE, self._plan.fallbacks)
+            decode = self._next(Stage.DECODE, self._plan.fallbacks, pairs=self.begun)
         if (refusal := self._final(last=decode is None)) is not None:
             return refusal
         assert decode is not None
@@ -87,12 +89,12 @@ class Choosing:
             self.prefill = self._next(Stage.PREFILL, self._plan.prefill_fallbacks, pairs=True)
         return self.dispatch()
 
-    def _pairs(self, prefill: Place) -> bool:
-        """Whether the decode endpoint can take KV blocks from there."""
-        return prefill.revision == self.decode.revision
+    def _pairs(self, place: Place) -> bool:
+        """Whether it is of the decode endpoint's revision: only then the two exchange KV blocks."""
+        return place.revision == self.decode.revision
 
     def _next(self, stage: Stage, named: tuple[Place, ...], *, pairs: bool = False) -> Place | None:
-        """`pairs`: only those from which the decode endpoint can take KV blocks."""
+        """`pairs`: only those of the decode endpoint's revision."""
         known = [place for place in named if place.id not in self._spent and self._places.takes(place)]
         known += self._places.others(stage, self._plan.key, self._spent)
         return next((place for place in known if not pairs or self._pairs(place)), None)

@@ -110,6 +110,7 @@ class PlannedTicket:
 
     def first_token(self) -> None:
         """Tell of it."""
+        self.choosing.begun = True
         self._feed.say(Began(key=self.key))
 
     def progress(self, generated_tokens: int) -> None:

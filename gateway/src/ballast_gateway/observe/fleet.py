@@ -49,8 +49,9 @@ class Member:
         if card is None:
             return None
         if work is None:
-            return ServedModels(frozenset(card.names), card.adapters)
-        return ServedModels(frozenset(card.names), card.adapters, work.running, work.waiting, work.most_running)
+            return ServedModels(frozenset(card.names), card.adapters, roots=card.roots)
+        running, waiting, most = work.running, work.waiting, work.most_running
+        return ServedModels(frozenset(card.names), card.adapters, running, waiting, most, card.roots)
 
     @property
     def state(self) -> str:

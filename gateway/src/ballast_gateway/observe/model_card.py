@@ -1,10 +1,10 @@
-"""What an engine says of its model at `GET /v1/models` (vLLM `entrypoints/openai/models`): names, adapters, length."""
+"""What an engine says of its models at `GET /v1/models` (vLLM `entrypoints/openai/models`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 MOST_BYTES: Final = 4 * 1024 * 1024
@@ -21,6 +21,8 @@ class ModelCard:
     """Those of the names that are LoRA adapters: they have a `parent`."""
     max_model_len: int | None = None
     """Tokens of prompt and output together, at most; None if it does not say."""
+    roots: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The weights behind each name: the path or name that they were loaded from, where it says."""
 
 
 UNKNOWN = ModelCard()
@@ -32,9 +34,11 @@ def read_card(body: bytes, served: Collection[str]) -> ModelCard:
         found = json.loads(body)["data"]
         models = {model["id"]: model.get("max_model_len") for model in found if isinstance(model["id"], str)}
         adapters = frozenset(model["id"] for model in found if model["id"] in models and model.get("parent"))
+        said = {model["id"]: model.get("root") for model in found if model["id"] in models}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return UNKNOWN
     names = tuple(models)
     name = next((each for each in served if each in models), names[0] if names else "")
     length = models.get(name)
-    return ModelCard(names, adapters, length if type(length) is int and length > 0 else None)
+    roots = {name: root for name, root in said.items() if isinstance(root, str)}
+    return ModelCard(names, adapters, length if type(length) is int and length > 0 else None, roots)
