@@ -74,8 +74,19 @@ ROADS: dict[str, tuple[list[Event], State, list[Action]]] = {
     ),
     "the source dies while a target is warm: no way back, so no limit": (
         [Event.DISPATCHED, Event.BEGUN, Event.MOVE_ORDERED, Event.WARMED_UP, Event.ENGINE_FAILED_UNRESCUED],
-        State.CROSSING,
+        State.ESCAPING,
         [Action.BEGIN_ANSWER, Action.WARM_UP, Action.AWAIT_CUT, Action.FOLLOW_TARGET],
+    ),
+    "the source dies while a target is warm, and then the target": (
+        [
+            *(Event.DISPATCHED, Event.BEGUN, Event.MOVE_ORDERED, Event.WARMED_UP, Event.ENGINE_FAILED),
+            *(Event.ENGINE_FAILED, Event.DISPATCHED),
+        ],
+        State.FLOWING,
+        [
+            *(Action.BEGIN_ANSWER, Action.WARM_UP, Action.AWAIT_CUT, Action.FOLLOW_TARGET),
+            *(Action.DROP_MOVE, Action.RESCUE),
+        ],
     ),
     "a rescue through another prefill": (
         [
@@ -178,7 +189,7 @@ def test_only_what_nobody_was_sent_is_forgotten() -> None:
             )
 
 
-MOVES = {State.WARMING, State.WARM, State.CROSSING}
+MOVES = {State.WARMING, State.WARM, State.CROSSING, State.ESCAPING}
 MOVE_ENDS = {Action.REPORT_MOVED, Action.GIVE_MOVE_UP, Action.DROP_MOVE}
 
 
@@ -187,7 +198,7 @@ def test_any_possible_life(data: st.DataObject) -> None:
     """Whatever happens, in any order that can be.
 
     1. A request has exactly one end, and nothing is done after it.
-    2. An order to move gets exactly one answer, and a move is under way in exactly the three states for it.
+    2. An order to move gets exactly one answer, and a move is under way in exactly the four states for it.
     3. At every instant one engine at most owns the stream; it is left before another one is followed.
     4. Status and headers are sent once, before any token is reported (of a whole answer they are kept until its end).
     5. Each dispatch but the last is reported as failed, once.

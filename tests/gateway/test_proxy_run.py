@@ -471,6 +471,26 @@ async def test_a_stream_moves_dies_and_goes_on(rescue: bool) -> None:
     assert world.client.text == WHOLE
 
 
+async def test_a_stream_does_not_go_back_to_an_engine_that_has_failed() -> None:
+    """Its source is left as hung while a target is warm, and then the target dies: another dispatch is asked for."""
+    world = World(True)
+    await world.settle()
+    for step in ("dispatch", "stream", "order", "answer"):
+        world.take(step, 400)
+        await world.settle()
+    states = [world.run.life.state]
+    world.run.order_leave(Leave(RequestId("r"), ENDPOINTS[0].id, "silent"))
+    await world.settle()
+    states.append(world.run.life.state)
+    world.take("break", 0)
+    await world.settle()
+    assert [*states, world.run.life.state] == [State.WARM, State.ESCAPING, State.REPLACING]
+    assert not world.engines.calls
+    await world.finish()
+    world.check()
+    assert world.client.text == WHOLE
+
+
 def test_every_state_has_its_work_and_every_action_its_code() -> None:
     assert set(_BEGINS) == set(State) - {State.ENDED}
     assert set(_DOES) == set(Action)

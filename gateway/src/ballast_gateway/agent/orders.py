@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ballast_core.model import STAGE_ROLES, EndpointId, RequestId, Stage
 from ballast_core.model.effects import Leave, Migrate
 from ballast_gateway.agent.face import AgentFace, HeldRequest
@@ -11,9 +9,7 @@ from ballast_gateway.podapi import refusals
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.messages import CancelOrder, Draining, Inventory, LeaveOrder, MoveOrder
 from ballast_gateway.podapi.plan import key_of
-from ballast_gateway.proxy.life import State
-
-_MOVES: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
+from ballast_gateway.proxy.life import MOVING, State
 
 
 class AgentOrders:
@@ -37,7 +33,7 @@ class AgentOrders:
         decode = ticket.choosing.decode
         if not listed.usable or listed.role not in STAGE_ROLES[Stage.DECODE] or listed.id == decode.id:
             raise refusals.unusable_target(order.target)
-        if state in _MOVES:
+        if state in MOVING:
             raise refusals.moving()
         if ticket.mover is None or state is not State.FLOWING:
             raise refusals.not_movable()

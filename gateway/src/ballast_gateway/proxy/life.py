@@ -50,6 +50,8 @@ class State(_Name):
     """As FLOWING, until an event at which the stream may be cut."""
     CROSSING = "crossing"
     """The target's first token; the source has been left."""
+    ESCAPING = "escaping"
+    """The same; the source has failed, so there is no way back to it."""
     REPLACING = "replacing"
     """The Director's next dispatch; the engine of a begun stream has failed."""
     REFILLING = "refilling"
@@ -112,7 +114,7 @@ class Event(_Name):
     WARM_UP_FAILED = "warm-up failed"
     """It has not."""
     CUT_REACHED = "cut reached"
-    """An event that ends with a whole character."""
+    """An event behind which the text may be cut."""
     PATIENCE_OVER = "patience over"
     """The timer of a warm target: no such event came."""
     SHUT_DOWN = "gateway ends"
@@ -236,8 +238,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TOKEN: Step(State.WARM, (Action.REPORT_TOKEN,)),
         Event.TIED: Step(State.PASSING, (Action.GIVE_MOVE_UP,)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
-        Event.ENGINE_FAILED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
-        Event.ENGINE_FAILED_UNRESCUED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED: Step(State.ESCAPING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED_UNRESCUED: Step(State.ESCAPING, (Action.FOLLOW_TARGET,)),
         Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
@@ -251,6 +253,14 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
         Event.UNFIT: Step(State.OPENING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
+    },
+    State.ESCAPING: {
+        Event.TOKEN: Step(State.FLOWING, (Action.REPORT_MOVED, Action.REPORT_TOKEN)),
+        Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
+        Event.ENGINE_FAILED: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
+        Event.UNFIT: Step(State.OPENING, (Action.REPORT_MOVED, Action.ASK_WHOLE)),
     },
     State.REPLACING: {
         Event.DISPATCHED: Step(State.FLOWING),
@@ -269,13 +279,16 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
 """After the first byte."""
 
 _ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED, Event.SHUT_DOWN})
-_MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
+CROSSING: Final = frozenset({State.CROSSING, State.ESCAPING})
+"""The target is followed, and has given nothing yet."""
+MOVING: Final = CROSSING | {State.WARMING, State.WARM}
+"""A move is under way."""
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
     """The rows of a live state with those that all of them share: the client or the gateway may go, time passes, and
     orders may come too late."""
-    dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
+    dropped = (Action.DROP_MOVE,) if state in MOVING else ()
     gone, ends, expired = (
         Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.TELL_END, Action.EXPIRE)
     )

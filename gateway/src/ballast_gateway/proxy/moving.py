@@ -78,7 +78,7 @@ class Move:
         self._timer = self._loop.call_later(PATIENCE_S, self._lose_patience)
 
     def _lose_patience(self) -> None:
-        self.problem = f"no event ended with a whole character within {PATIENCE_S:g} s"
+        self.problem = f"no event came behind which the text may be cut within {PATIENCE_S:g} s"
         self._on(Event.PATIENCE_OVER)
 
     def leave_source(self) -> None:

@@ -26,7 +26,7 @@ from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, is_answer, payload, refused
-from ballast_gateway.proxy.life import Action, Event, Life, State
+from ballast_gateway.proxy.life import CROSSING, MOVING, Action, Event, Life, State
 from ballast_gateway.proxy.named_events import meter_of
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
@@ -194,7 +194,7 @@ class Run:
         if self._orders is None or self._orders.move is None:
             return
         state, held = self.life.state, self._held
-        if state is State.CROSSING:
+        if state in CROSSING:
             return
         if not held.may_go_on:
             if not held.finished:  # else its end is near, and ends the move too
@@ -462,7 +462,7 @@ class Run:
             continues=continues,
             due_s=due_s,
             idle_timeout_s=idle_timeout_s,
-            until_token=state is State.CROSSING,
+            until_token=state in CROSSING,
         )
 
     def _may_leave(self) -> bool:
@@ -640,7 +640,7 @@ def _about_a_move(action: Action) -> Callable[[Run], None]:
 
 
 _ASKS_PREFILL: Final = frozenset({State.FIRST_PART, State.PREFILLING, State.REFILLING})
-_FOLLOWED: Final = (State.OPENING, State.FLOWING, State.PASSING, State.WARMING, State.WARM, State.CROSSING)
+_FOLLOWED: Final = MOVING | {State.OPENING, State.FLOWING, State.PASSING}
 
 _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
     State.PLACING: Run._place,
