@@ -471,6 +471,26 @@ async def test_a_stream_moves_dies_and_goes_on(rescue: bool) -> None:
     assert world.client.text == WHOLE
 
 
+async def test_a_stream_with_a_slow_client_stays_while_its_engine_serves_others() -> None:
+    """It is late because nobody reads it."""
+    world = World(True)
+    await world.settle()
+    for step in ("dispatch", "stream"):
+        world.take(step, 400)
+        await world.settle()
+    late = Leave(RequestId("r"), ENDPOINTS[0].id, "others got their tokens", alone=True)
+    leg = world.run._leg
+    leg.pause()
+    world.run.order_leave(late)
+    assert world.run.life.state is State.FLOWING
+    leg.resume()
+    world.run.order_leave(late)
+    assert world.run.life.state is State.REPLACING
+    await world.finish()
+    world.check()
+    assert world.client.text == WHOLE
+
+
 async def test_a_stream_does_not_go_back_to_an_engine_that_has_failed() -> None:
     """Its source is left as hung while a target is warm, and then the target dies: another dispatch is asked for."""
     world = World(True)

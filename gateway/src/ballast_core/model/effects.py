@@ -96,8 +96,8 @@ class Leave:
     reason: str
     """In words, for the log."""
     alone: bool = False
-    """The endpoint serves others, and only this request is late. If its answer comes whole, it may just be long, and
-    stays."""
+    """The endpoint serves others, and only this request is late. It stays if nothing is due from its leg: where its
+    answer comes whole, which may just be long, and where its client is slow."""
 
 
 @value

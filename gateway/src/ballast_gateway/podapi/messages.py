@@ -272,7 +272,7 @@ class LeaveOrder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     reason: str = ""
     by: str = ""
     alone: bool = False
-    """The engine serves others; a request whose answer comes whole stays then."""
+    """The engine serves others; a request whose answer comes whole, or whose client is slow, stays then."""
 
 
 class CancelOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -71,11 +71,6 @@ class Job:
     whole: WholeAnswer | None = None
     """The client too, where that waits for a whole answer that comes as a stream."""
 
-    @property
-    def comes_whole(self) -> bool:
-        """Whether its engine gives its answer whole, so that nothing is seen of it before its end."""
-        return self.held is None and not self.generation.stream
-
     def as_asked(self) -> Job:
         """The same, with a whole answer from an engine."""
         assert self.whole is not None

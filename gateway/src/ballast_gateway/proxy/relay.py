@@ -116,6 +116,11 @@ class Relay(Collect):
         return self._meter.tokens
 
     @property
+    def owes(self) -> bool:
+        """Whether its engine's next byte is due."""
+        return self._owes
+
+    @property
     def between_events(self) -> bool:
         """Whether what was sent so far ends with a whole event."""
         return self._wrote_whole

@@ -124,8 +124,8 @@ class Run:
         decodes = state in _FOLLOWED
         if not decodes and state not in _ASKS_PREFILL:
             return None
-        if decodes and order.alone and self._job.comes_whole:
-            return None
+        if decodes and order.alone and not self._leg.owes:
+            return None  # its answer comes whole, and may just be long; or its client is slow
         endpoint = self._course.endpoint if decodes else self._prefiller
         if endpoint.id != order.endpoint_id or (decodes and not self._may_leave()):
             return None
