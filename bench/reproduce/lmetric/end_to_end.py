@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Run, Setting
-from bench.reproduce.lmetric.policies import BASELINES, FIGURES, FRESH, POLICIES, STRONG, change_row, colocated
+from bench.reproduce.lmetric.policies import (
+    BASELINES,
+    FIGURES,
+    FRESH,
+    POLICIES,
+    STRONG,
+    WEIGHTS,
+    change_row,
+    colocated,
+)
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
 
@@ -29,16 +38,25 @@ UNTUNED = Claim(
     short="mean TTFT and TPOT against linear scheduler",
     number="-52, -20 %",
     where="abstract, 4.4, 6",
-    says="without a parameter it beats the production scheduler (a linear combination): mean TTFT 52 % and mean TPOT "
-    "20 % below",
+    says="without a parameter it beats the production scheduler (a linear combination), tuned for the workload: mean "
+    "TTFT 52 % and mean TPOT 20 % below",
 )
+
+
+def tuned_linear(results: Results, rate: str) -> str:
+    """The linear combination whose weight is tuned for the workload, as theirs is: that with the least mean TTFT."""
+    names = [f"linear-kv {weight:g}" for weight in WEIGHTS]
+    known = [
+        (mean.value, name) for name in names if (mean := results.mean(f"{rate}/{name}", "ttft_mean_s")) is not None
+    ]
+    return min(known)[1] if known else names[0]
 
 
 def _end_to_end(results: Results) -> Finding:
     rows, whiskers_ttft, whiskers_tpot = [], [], []
     for rate in RATES:
         at = "" if rate == "half" else f", {rate} of the maximum"
-        mine = f"{rate}/lmetric"
+        mine, tuned = f"{rate}/lmetric", tuned_linear(results, rate)
         for against, figure, title, paper in (
             ("vllm-jsq", "ttft_mean_s", "mean TTFT", -92.0),
             ("vllm-jsq", "tpot_mean_s", "mean TPOT", -24.0),
@@ -65,7 +83,6 @@ def _end_to_end(results: Results) -> Finding:
         for name in BASELINES:
             if name.startswith(("linear-kv", "range-filter", "dynamo")):
                 for figure, title, paper in (("ttft_mean_s", "mean TTFT", -52.0), ("tpot_mean_s", "mean TPOT", -20.0)):
-                    linear = name.startswith("linear-kv")
                     rows.append(
                         change_row(
                             results,
@@ -73,8 +90,8 @@ def _end_to_end(results: Results) -> Finding:
                             f"{rate}/{name}",
                             figure,
                             f"{title} against {name}{at}",
-                            paper=paper if linear else None,
-                            claim=UNTUNED if linear else None,
+                            paper=paper if name == tuned else None,
+                            claim=UNTUNED if name == tuned else None,
                             setting=Setting.THEIRS,
                         )
                     )
@@ -112,7 +129,9 @@ FIGURE_21 = Experiment(
     title="Conversations on 16 colocated endpoints (figures 11, 12, 21, 25)",
     text=(
         "Multi-turn conversations with shared history in place of the ChatBot trace; half of the highest rate that "
-        "least-requests sustains, and nine tenths of it. Every parameter that the paper tunes is swept."
+        "least-requests sustains, and nine tenths of it. Every parameter that the paper tunes is swept. Their "
+        "production scheduler is the linear combination with the weight of least mean TTFT at that rate, as theirs is "
+        "tuned for the workload (6); other weights only inform."
     ),
     runs=[
         Run(f"half/{FRESH}", colocated(POLICIES["vllm-jsq"], RATES["half"], scrape_interval_s=0.01), cost_s=7.0),
