@@ -4,6 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from bench.reproduce.ares.runs import goodput_name
+from bench.reproduce.ares.set_up import MOVES
+from bench.reproduce.ares.short_of_memory import GOODPUT, SMALL, SWEPT_MS, TAIL
+from bench.reproduce.ares.sizes import SIZES, VARIANCE
 from bench.reproduce.form import Claim, Finding, Row
 from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
@@ -43,3 +47,24 @@ def test_lmetric_is_judged_against_the_linear_combination_that_is_tuned_as_the_p
     assert rows[0].ours.value == pytest.approx(-3.0)
     assert [row.verdict for row in rows] == [Verdict.CONTRADICTED, Verdict.INCONCLUSIVE]
     assert verdict(rows) is Verdict.CONTRADICTED
+
+
+def test_that_predictions_lower_the_variance_further_is_judged_against_moving_without_them() -> None:
+    variance = {"vllm": 10.0, "rescheduling": 1.0, "ares-oracle": 1.2, "ares-predictor": 1.2, "ares-survival": 1.2}
+    runs = {f"ShareGPT/8/{name}": {"step_variance_ms2": variance[name]} for name in MOVES}
+    rows = about(SIZES.analyse(results(runs)), VARIANCE)
+    by_prediction = [row for row in rows if row.what.endswith("against without prediction")]
+    assert [row.verdict for row in by_prediction] == [Verdict.CONTRADICTED]
+    assert verdict(rows) is Verdict.IN_PART
+
+
+def test_what_prediction_adds_to_moving_on_the_papers_card_is_judged() -> None:
+    figures = {"tpot_p99_s": 0.1, **{goodput_name(ms): 1.0 for ms in SWEPT_MS}}
+    runs = {f"0.17/ils/{name}": figures for name in ("vllm", "rescheduling")}
+    runs["0.17/ils/ares-oracle"] = {
+        name: value * (0.8 if name == "tpot_p99_s" else 1.2) for name, value in figures.items()
+    }
+    finding = SMALL.analyse(results(runs))
+    for claim in (TAIL, GOODPUT):
+        (added,) = (row for row in about(finding, claim) if "against rescheduling without prediction" in row.what)
+        assert added.verdict is Verdict.HOLDS

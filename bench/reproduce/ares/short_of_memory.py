@@ -92,6 +92,27 @@ ALPACA_RPS = 0.26
 """The paper has 1.7, many times what three such cards decode: see `ares/alpaca`."""
 
 
+def _by_prediction(results: Results, at: str) -> list[Row]:
+    """What exact lengths add to moving, beside what the paper says that its predictor adds."""
+    pair = f"{at}/ils/ares-oracle", f"{at}/ils/rescheduling"
+    goodput = results.best_change(*pair, tuple(map(goodput_name, SWEPT_MS)))
+    return [
+        Row(
+            what=f"{title}, {at} req/s, {LABELS['ares-oracle']} against {LABELS['rescheduling']}",
+            ours=ours,
+            unit="% change",
+            paper=f"{paper:+.3g} %",
+            setting=Setting.THEIRS,
+            claim=claim.name,
+            verdict=judged(ours, paper),
+        )
+        for title, ours, claim, paper in (
+            ("P99 TPOT", results.change(*pair, "tpot_p99_s"), TAIL, -14.1),
+            ("goodput at the objective where prediction gains most", goodput, GOODPUT, 16.0),
+        )
+    ]
+
+
 def _card(results: Results) -> Finding:
     rows, whiskers = [], []
     for rate in CARD_RATES:
@@ -134,16 +155,7 @@ def _card(results: Results) -> Finding:
             )
         ]
     rate = CARD_RATES[-1]
-    rows += [
-        Row(
-            what=f"P99 TPOT, {each:g} req/s, ARES with oracle against rescheduling without prediction",
-            ours=results.change(f"{each:g}/ils/ares-oracle", f"{each:g}/ils/rescheduling", "tpot_p99_s"),
-            unit="% change",
-            paper="-14.1 %",
-            setting=Setting.THEIRS,
-        )
-        for each in CARD_RATES
-    ]
+    rows += [row for each in CARD_RATES for row in _by_prediction(results, f"{each:g}")]
     rows += [
         Row(
             what=f"{title}, Alpaca, {ALPACA_RPS:g} req/s, {LABELS[variant]}",
