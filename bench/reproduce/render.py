@@ -39,10 +39,10 @@ scheduling, not those about kernels, networks or measured machines.
   and named. Public generators with the published moments stand for traces that are not. **Realistic** adds limited KV,
   queues, caches and transfers, and the baselines that an operator would try first.
 - **Numbers** are means over seeds with a 95 % interval; of a claim's rows the first is shown, with their number.
-- **Verdicts**: *holds*: the whole interval supports the claim, by half of its effect or more (a level: within a tenth).
-  *Holds in part*: by less, or only some rows. *Contradicted*: it lies on the other side, or below a tenth, in runs that
-  last {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else. *Not comparable*: our level is not theirs.
-  The rules: `bench/reproduce/verdicts.py`.
+- **Verdicts**: *holds*: the whole interval supports the claim, by half of its effect or more (a level: within a tenth;
+  a ratio of about 1: 3 %). *Holds in part*: by less, or only some rows. *Contradicted*: it lies on the other side, or
+  below a tenth, in runs that last {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else. *Not comparable*:
+  our level is not theirs. The rules: `bench/reproduce/verdicts.py`.
 - **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment beside a verdict;
   without `--show` it computes what is missing, with `--set full` for all seeds.
 

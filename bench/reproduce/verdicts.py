@@ -1,7 +1,7 @@
 """The rule of verdicts: pure functions of what was measured and what the paper says.
 
 - *holds*: the whole interval supports the claim, and the mean is at least half of the paper's effect (a level: within a
-  tenth of the paper's);
+  tenth of the paper's; a ratio of about 1: within 3 %);
 - *holds in part*: the whole interval supports the claim, and the mean is smaller (a level: within a third), or some
   of a claim's rows hold and others do not;
 - *contradicted*: the whole interval lies on the other side of zero, or below a tenth of the paper's effect (a level:
@@ -25,6 +25,8 @@ HALF = 0.5
 """An effect of the paper's direction is taken for the paper's if it is at least this share of it."""
 TENTH = 0.1
 """Below this share of it there is no effect to speak of."""
+ABOUT_1 = 0.03
+"""How near a ratio must be to one that says that nothing much changes: a tenth is as large as what policies gain."""
 LIFETIMES = 3.0
 """P99 lifetimes of a request that arrivals last in a valid run."""
 

@@ -11,6 +11,7 @@ from bench.reproduce.ares.sizes import SIZES, VARIANCE
 from bench.reproduce.form import Claim, Finding, Row
 from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
+from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
 from bench.reproduce.verdicts import Verdict, together
 
 
@@ -68,3 +69,12 @@ def test_what_prediction_adds_to_moving_on_the_papers_card_is_judged() -> None:
     for claim in (TAIL, GOODPUT):
         (added,) = (row for row in about(finding, claim) if "against rescheduling without prediction" in row.what)
         assert added.verdict is Verdict.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(1.01, Verdict.HOLDS), (0.95, Verdict.IN_PART), (0.82, Verdict.CONTRADICTED)]
+)
+def test_a_throughput_that_the_paper_calls_the_same_is_not_a_tenth_less(ratio: float, expected: Verdict) -> None:
+    runs = {f"ShareGPT/{name}": {"throughput_tok_s": 1000.0} for name in ("round-robin", "ils")}
+    runs["ShareGPT/sibyl"] = {"throughput_tok_s": 1000.0 * ratio}
+    assert [row.verdict for row in about(FIGURE_6.analyse(results(runs)), MEANS)] == [expected, expected]

@@ -8,7 +8,7 @@ from bench.reproduce.libra.set_up import FIGURES, FIXED_FIGURES, SYSTEMS, capaci
 from bench.reproduce.plots import Whisker, Whiskers
 from bench.reproduce.results import Results
 from bench.reproduce.tasks import Called
-from bench.reproduce.verdicts import judge_change, judge_level
+from bench.reproduce.verdicts import ABOUT_1, judge_change, judge_level
 
 ERRORS = Claim(
     name="libra/prediction-errors",
@@ -56,7 +56,7 @@ def _errors(results: Results) -> Finding:
                 paper=f"{paper:.3f} x",
                 setting=Setting.THEIRS,
                 claim=ERRORS.name,
-                verdict=judge_level(ours, paper, within=0.03),
+                verdict=judge_level(ours, paper, within=ABOUT_1),
             )
         )
     return Finding(rows=rows)

@@ -11,7 +11,7 @@ from bench.reproduce.results import Results
 from bench.reproduce.sibyl.policies import BASELINES, THREE, own
 from bench.reproduce.sibyl.set_up import CLUSTERED, HEADLINE_LOAD, OTHER_LOADS
 from bench.reproduce.tasks import simulated
-from bench.reproduce.verdicts import judge_change, judge_level
+from bench.reproduce.verdicts import ABOUT_1, judge_change, judge_level
 
 REAL_CLUSTER = Claim(
     name="sibyl/real-cluster",
@@ -79,7 +79,7 @@ def _cluster_means(results: Results, data: str, setting: str) -> list[Row]:
                     paper=f"{paper:+.1f} %" if paper else "1.0 x",
                     setting=Setting.THEIRS,
                     claim=claim.name,
-                    verdict=judge_change(ours, paper) if paper else judge_level(ratio, 1.0),
+                    verdict=judge_change(ours, paper) if paper else judge_level(ratio, 1.0, within=ABOUT_1),
                 )
             )
     return rows
