@@ -11,6 +11,7 @@ from bench.reproduce.ares.sizes import SIZES, VARIANCE
 from bench.reproduce.form import Claim, Finding, Row
 from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
+from bench.reproduce.sibyl.assignments import OPTIMAL, TABLE_1
 from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
 from bench.reproduce.verdicts import Verdict, together
 
@@ -78,3 +79,17 @@ def test_a_throughput_that_the_paper_calls_the_same_is_not_a_tenth_less(ratio: f
     runs = {f"ShareGPT/{name}": {"throughput_tok_s": 1000.0} for name in ("round-robin", "ils")}
     runs["ShareGPT/sibyl"] = {"throughput_tok_s": 1000.0 * ratio}
     assert [row.verdict for row in about(FIGURE_6.analyse(results(runs)), MEANS)] == [expected, expected]
+
+
+def test_the_share_of_optimal_assignments_beside_sibyls_on_the_page_is_sibyls() -> None:
+    """The page shows a claim's first row beside the paper's number; the order of policies is told in words."""
+    shares = {"round-robin": 0.02, "ils": 0.82, "sibyl": 0.68}
+    runs = {
+        f"{data}/held/0.9/{name}": {"optimal_assignment_ratio": share}
+        for data in ("ShareGPT", "Zeta")
+        for name, share in shares.items()
+    }
+    finding = TABLE_1.analyse(results(runs))
+    assert OPTIMAL.number.startswith(about(finding, OPTIMAL)[0].paper)
+    assert about(finding, OPTIMAL)[0].what == "ShareGPT, SIBYL"
+    assert "on ShareGPT SIBYL > round-robin > ILS in the paper, ILS > SIBYL > round-robin here" in finding.text
