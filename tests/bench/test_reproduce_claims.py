@@ -13,6 +13,7 @@ from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
 from bench.reproduce.sibyl.assignments import OPTIMAL, TABLE_1
 from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
+from bench.reproduce.uniboost.starvation import A3, PAPER_WORST_S, STARVATION
 from bench.reproduce.verdicts import Verdict, together
 
 
@@ -93,3 +94,11 @@ def test_the_share_of_optimal_assignments_beside_sibyls_on_the_page_is_sibyls() 
     assert OPTIMAL.number.startswith(about(finding, OPTIMAL)[0].paper)
     assert about(finding, OPTIMAL)[0].what == "ShareGPT, SIBYL"
     assert "on ShareGPT SIBYL > round-robin > ILS in the paper, ILS > SIBYL > round-robin here" in finding.text
+
+
+def test_starvation_is_judged_by_orders_against_each_other_not_by_seconds_of_another_card() -> None:
+    figures = {"long_max_s": 250.0, "short_p99_s": 5.0, "long_slope_s": 0.01}
+    rows = about(A3.analyse(results(dict.fromkeys(PAPER_WORST_S, figures))), STARVATION)
+    assert [row.paper for row in rows] == ["+19.7 %", "0.0003 s"]
+    assert verdict(rows) is not Verdict.IN_PART
+    assert rows[1].verdict is Verdict.CONTRADICTED
