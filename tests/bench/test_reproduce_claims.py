@@ -13,6 +13,7 @@ from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
 from bench.reproduce.sibyl.assignments import OPTIMAL, TABLE_1
 from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
+from bench.reproduce.uniboost.scales import SCALE, TABLE_10
 from bench.reproduce.uniboost.starvation import A3, PAPER_WORST_S, STARVATION
 from bench.reproduce.verdicts import Verdict, together
 
@@ -102,3 +103,17 @@ def test_starvation_is_judged_by_orders_against_each_other_not_by_seconds_of_ano
     assert [row.paper for row in rows] == ["+19.7 %", "0.0003 s"]
     assert verdict(rows) is not Verdict.IN_PART
     assert rows[1].verdict is Verdict.CONTRADICTED
+
+
+def test_the_price_that_a_claim_names_is_judged_beside_the_gain() -> None:
+    """Table 10 has a longer mean TTFT beside the shorter tails."""
+    runs = {
+        f"32x/{name}": {"e2e_mean_s": 1.0, "e2e_p99_s": tail_s, "ttft_mean_s": tail_s, "ttft_p99_s": tail_s}
+        for name, tail_s in (("uniboost", 0.9), ("sarathi", 1.0))
+    }
+    judged = {row.what.partition(",")[0]: row.verdict for row in about(TABLE_10.analyse(results(runs)), SCALE)}
+    assert judged == {
+        "P99 TTLT": Verdict.HOLDS,
+        "mean TTFT": Verdict.CONTRADICTED,
+        "P99 TTFT": Verdict.HOLDS,
+    }
