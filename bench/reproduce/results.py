@@ -106,15 +106,18 @@ class Results:
     def mean_change(self, pairs: Sequence[tuple[str, str]], figure: str) -> Measured | None:
         """`mean_ratio` in percent."""
         found = self.mean_ratio(pairs, figure)
-        if found is None:
-            return None
-        value, low, high = (100 * (each - 1) for each in (found.value, found.low, found.high))
-        return replace(found, value=value, low=low, high=high)
+        return None if found is None else in_percent(found)
 
     def best_change(self, run: str, against: str, figures: Sequence[str]) -> Measured | None:
         """The largest of these figures' changes by its mean: for a claim that does not say which figure it means."""
         known = [change for figure in figures if (change := self.change(run, against, figure)) is not None]
         return max(known, key=lambda change: change.value, default=None)
+
+
+def in_percent(ratio: Measured) -> Measured:
+    """A ratio as a change in percent: 25 of 1.25."""
+    value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
+    return replace(ratio, value=value, low=low, high=high)
 
 
 def measured(value: Measured | None, unit: str, *, seeds: bool = True) -> str:

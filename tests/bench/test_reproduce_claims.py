@@ -9,6 +9,7 @@ from bench.reproduce.ares.set_up import MOVES
 from bench.reproduce.ares.short_of_memory import GOODPUT, SMALL, SWEPT_MS, TAIL
 from bench.reproduce.ares.sizes import SIZES, VARIANCE
 from bench.reproduce.form import Claim, Finding, Row
+from bench.reproduce.libra.rigidity import TABLE_6, UNLIKE
 from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
 from bench.reproduce.results import Results
 from bench.reproduce.sibyl.assignments import OPTIMAL, TABLE_1
@@ -117,3 +118,10 @@ def test_the_price_that_a_claim_names_is_judged_beside_the_gain() -> None:
         "mean TTFT": Verdict.CONTRADICTED,
         "P99 TTFT": Verdict.HOLDS,
     }
+
+
+def test_a_gain_that_is_larger_than_the_papers_supports_it() -> None:
+    """4P1D has five GPUs, 1P1D two: per GPU Libra gains 150 % on the one, and nothing on the other."""
+    runs = {name: {"goodput_most_tok_s": 100.0} for name in ("libra", "4P1D", "1P1D")}
+    judged = {row.what[-4:]: row.verdict for row in about(TABLE_6.analyse(results(runs)), UNLIKE)}
+    assert judged == {"4P1D": Verdict.HOLDS, "1P1D": Verdict.INCONCLUSIVE}

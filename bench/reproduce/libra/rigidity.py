@@ -5,8 +5,8 @@ from __future__ import annotations
 from bench.reproduce.form import Claim, Experiment, Finding, Row, Setting
 from bench.reproduce.libra.runs import unlike
 from bench.reproduce.libra.set_up import FIGURES, MIXED, SYSTEMS, capacity_run
-from bench.reproduce.results import Results
-from bench.reproduce.verdicts import judge_level
+from bench.reproduce.results import Results, in_percent
+from bench.reproduce.verdicts import judge_change, judge_level
 
 RIGIDITY = Claim(
     name="libra/rigidity",
@@ -112,7 +112,7 @@ def _unlike(results: Results) -> Finding:
                 paper=f"{value:.2f} x",
                 setting=Setting.THEIRS,
                 claim=UNLIKE.name,
-                verdict=judge_level(ours, value),
+                verdict=judge_change(None if ours is None else in_percent(ours), 100 * (value - 1)),
             )
         )
     ratio = results.ratio("libra", "colocated-512", "goodput_most_tok_s")
