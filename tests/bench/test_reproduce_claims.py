@@ -1,6 +1,8 @@
 """A claim of a paper is judged by what it says: its own baseline, every part of it, and nothing that it leaves open."""
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
 from bench.reproduce.uniboost.scales import SCALE, TABLE_10
 from bench.reproduce.uniboost.starvation import A3, PAPER_WORST_S, STARVATION
 from bench.reproduce.verdicts import Verdict, together
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def results(figures: Mapping[str, Mapping[str, float]], lifetimes: float = 10.0) -> Results:
@@ -125,3 +129,27 @@ def test_a_gain_that_is_larger_than_the_papers_supports_it() -> None:
     runs = {name: {"goodput_most_tok_s": 100.0} for name in ("libra", "4P1D", "1P1D")}
     judged = {row.what[-4:]: row.verdict for row in about(TABLE_6.analyse(results(runs)), UNLIKE)}
     assert judged == {"4P1D": Verdict.HOLDS, "1P1D": Verdict.INCONCLUSIVE}
+
+
+def recorded(table: str, what: str) -> Mapping[str, str]:
+    with (DOCS / "reproduction" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = (row for row in csv.DictReader(file) if row["what"] == what)
+    return row
+
+
+@pytest.mark.parametrize("data", ["BurstGPT", "arXiv", "Mini Reasoning"])
+def test_what_is_said_of_virtual_batches_is_what_is_recorded(data: str) -> None:
+    what = f"capacity, {data}, virtual batches from recent ones, with KV memory, against the profile's"
+    row = recorded("libra-figure-9", what)
+    said = f"{float(row['ours']):+.0f} % ({float(row['low']):+.0f} to {float(row['high']):+.0f})"
+    assert said in (DOCS / "limits" / "policies.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [("ARES, survival curves", "survival curves"), ("rescheduling without prediction", "prediction")],
+)
+def test_what_is_said_of_goodput_by_prediction_is_what_is_recorded(variant: str, said: str) -> None:
+    row = recorded("ares-section-6.4", f"goodput, Alpaca/64/short endpoints, {variant}")
+    text = " ".join((DOCS / "choosing.md").read_text(encoding="utf-8").split())
+    assert f"{float(row['ours']):+.0f} % with{'out' if said == 'prediction' else ''} {said}" in text
