@@ -12,7 +12,9 @@ from bench.reproduce.ares.short_of_memory import GOODPUT, SMALL, SWEPT_MS, TAIL
 from bench.reproduce.ares.sizes import SIZES, VARIANCE
 from bench.reproduce.form import Claim, Finding, Row
 from bench.reproduce.libra.rigidity import TABLE_6, UNLIKE
+from bench.reproduce.libra.set_up import MOST_GOODPUT
 from bench.reproduce.lmetric.end_to_end import FIGURE_21, UNTUNED
+from bench.reproduce.papers import EXPERIMENTS
 from bench.reproduce.results import Results
 from bench.reproduce.sibyl.assignments import OPTIMAL, TABLE_1
 from bench.reproduce.sibyl.cluster import FIGURE_6, MEANS
@@ -162,3 +164,13 @@ def test_a_baseline_that_is_not_tuned_as_the_papers_is_said_to_be_so(title: str)
     assert "with 0.7 it comes within 2 % of LMetric" in (DOCS / "reproduction" / "lmetric.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_where_goodput_is_that_of_a_search_for_the_capacity_the_text_says_so() -> None:
+    shown = {
+        name: each.text
+        for name, each in EXPERIMENTS.items()
+        if any("goodput" in row.what for row in each.analyse(Results()).rows) and "goodput_most_tok_s" in each.figures
+    }
+    assert set(shown) == {"libra/figure-9", "libra/table-3", "libra/table-6", "libra/table-7"}
+    assert [name for name, text in shown.items() if MOST_GOODPUT not in text] == []

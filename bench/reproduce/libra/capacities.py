@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Setting
-from bench.reproduce.libra.set_up import FIGURES, SYSTEMS, capacity_run
+from bench.reproduce.libra.set_up import FIGURES, MOST_GOODPUT, SYSTEMS, capacity_run
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
 from bench.reproduce.verdicts import judge_change
@@ -196,7 +196,7 @@ FIGURE_9 = Experiment(
     title="Serving capacity and goodput (figures 8 and 9)",
     text="Two A100 with Qwen2.5-14B, Poisson arrivals, our generators for the four data sets, output lengths known to "
     "Libra's predictor. Capacity as Sarathi-Serve defines it: P99 TBT within 100 ms while the queue does not grow. "
-    "Libra's engines aim at 80 ms, so that the 99th percentile lies within 100; KV moves in chunks.",
+    f"Libra's engines aim at 80 ms, so that the 99th percentile lies within 100; KV moves in chunks. {MOST_GOODPUT}",
     runs=_capacity_runs(),
     analyse=_capacities,
     figures=FIGURES,

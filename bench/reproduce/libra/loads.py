@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Setting
 from bench.reproduce.libra.loads_runs import at_load, batchings
 from bench.reproduce.libra.runs import CHUNKED, LOCAL_SLO, PAPERS, TBT_S, System, capacity, systems
+from bench.reproduce.libra.set_up import MOST_GOODPUT
 from bench.reproduce.plots import lines
 from bench.reproduce.results import Measured, Results, known, number
 from bench.reproduce.tasks import Called
@@ -192,7 +193,8 @@ TABLE_3 = Experiment(
     name="libra/table-3",
     reduced_seeds=(),
     title="A hybrid load (table 3)",
-    text="Half BurstGPT, half Azure Code by our generators, each request drawn from either; else as for figure 9.",
+    text="Half BurstGPT, half Azure Code by our generators, each request drawn from either; else as for figure 9. "
+    f"{MOST_GOODPUT}",
     runs=[
         Run(
             name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.reproduce.form import Claim, Experiment, Finding, Row, Setting
 from bench.reproduce.libra.runs import unlike
-from bench.reproduce.libra.set_up import FIGURES, MIXED, SYSTEMS, capacity_run
+from bench.reproduce.libra.set_up import FIGURES, MIXED, MOST_GOODPUT, SYSTEMS, capacity_run
 from bench.reproduce.results import Results, in_percent
 from bench.reproduce.verdicts import judge_change, judge_level
 
@@ -126,7 +126,8 @@ TABLE_6 = Experiment(
     name="libra/table-6",
     title="Disaggregation with unlike tensor parallelism (table 6)",
     text="Half Azure Code, half Mini Reasoning. 4P1D is a prefill endpoint of four GPUs and a decode endpoint of one. "
-    "14B on two and four GPUs is taken to gain what 32B gains in the public tables. Goodput is the most at any rate.",
+    "14B on two and four GPUs is taken to gain what 32B gains in the public tables. "
+    f"{MOST_GOODPUT}",
     runs=[
         *(
             capacity_run(name, unlike(prefill, decode), MIXED, 2.0)

@@ -21,6 +21,11 @@ FIGURES = (
     "goodput_tok_s",
     "split_ratio",
 )
+MOST_GOODPUT = (
+    "The most goodput is that of the rates which the search for the capacity tries; few are far above it, so who still "
+    "gains there is cut short."
+)
+"""Of `goodput_most_tok_s`, for the texts of experiments that show it."""
 FIXED_FIGURES = (
     "arrivals_s",
     "e2e_p99_s",
