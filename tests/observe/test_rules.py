@@ -127,10 +127,11 @@ CASES = (
     Case("BallastSloSlowBurn", judged(4, 96, minutes=400), "390m", False),
     Case("BallastSloBudgetBurn", judged(2, 98, minutes=500), "490m", True),
     Case("BallastSloBudgetBurn", judged(0.5, 99.5, minutes=500), "490m", False),
-    Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "10m", True),
-    Case("BallastPoolUnavailable", condition("Available", "False", "ScaledToZero"), "10m", False),
-    Case("BallastPoolUnavailable", condition("Available", "True", "Ready"), "10m", False),
-    Case("BallastPoolUnavailable", by_turns(CONDITION, 'type="Available",status="False"', REASONS), "10m", True),
+    Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "30m", False),  # it is new
+    Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "40m", True),
+    Case("BallastPoolUnavailable", condition("Available", "False", "ScaledToZero"), "40m", False),
+    Case("BallastPoolUnavailable", condition("Available", "True", "Ready"), "40m", False),
+    Case("BallastPoolUnavailable", by_turns(CONDITION, 'type="Available",status="False"', REASONS), "40m", True),
     Case("BallastPoolUnavailable", waking(), "30m", False),  # models load
     Case("BallastPoolUnavailable", waking(), "50m", True),
     Case("BallastNoEndpoints", counter("ballast_gateway_rejections_total", 'reason="no-endpoints"', 1), "10m", True),

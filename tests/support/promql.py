@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\s*(?:\{([^}]*)\}|(\())?")
-_OPERATORS = frozenset({"and", "or", "unless", "offset", "bool"})
+_OPERATORS = frozenset({"and", "or", "unless", "bool"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Named:
 
 def named(expression: str) -> Named:
     """What this expression names. Example: `sum by (x) (rate(a{b="c"}[5m]))` -> a with b; x."""
-    text = re.sub(r"\[[^\]]*\]", "", _STRING.sub('""', expression))
+    text = re.sub(r"\[[^\]]*\]|\boffset \w+", "", _STRING.sub('""', expression))
     grouped = frozenset(label for found in _GROUPING.findall(text) for label in re.findall(r"\w+", found))
     text = _GROUPING.sub(" ", text)
     selectors = tuple(

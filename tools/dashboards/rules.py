@@ -16,8 +16,8 @@ EACH: Final = "namespace, serving_pool, objective"
 WINDOWS: Final = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 LEAST_REQUESTS: Final = 20
 """In the long window of a burn rate: of fewer, a single one would wake somebody."""
-WAKES: Final = "30m"
-"""Engines that were at zero may take so long until they serve."""
+LOADS: Final = "30m"
+"""Engines that are new, or were at zero, may take so long until they serve."""
 MOST_RATIO: Final = 0.5
 """Misses that raise the alarm whatever the budget: 14.4 times a budget of 10 % cannot be missed."""
 
@@ -121,8 +121,10 @@ ALERTS: Final = (
         "BallastPoolUnavailable",
         "max by (namespace, serving_pool) "
         '(ballast_operator_condition{type="Available",status="False",reason!="ScaledToZero"}) == 1 '
+        "and count by (namespace, serving_pool) "
+        f'(last_over_time(ballast_operator_condition{{type="Available"}}[{LOADS}] offset {LOADS})) '
         "unless max by (namespace, serving_pool) "
-        f'(max_over_time(ballast_operator_condition{{type="Available",reason="ScaledToZero"}}[{WAKES}])) == 1',
+        f'(max_over_time(ballast_operator_condition{{type="Available",reason="ScaledToZero"}}[{LOADS}])) == 1',
         "2m",
         "page",
         f"ServingPool {_POOL} is not available.",
