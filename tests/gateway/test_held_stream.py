@@ -162,9 +162,33 @@ def test_a_client_that_sees_ids_is_not_taken_back() -> None:
 
 
 def test_an_event_of_several_tokens_may_end_inside_of_a_character() -> None:
+    """An engine has to say where, going back token by token, but over no more than a character has."""
     held = begun("a")
-    held.feed(event("b", [8, 9]))
+    held.feed(event("b", [7, 8, 9]))
+    held.feed(event("", [10]))
     assert not held.at_boundary()
+    assert held.rewind()
+    assert held.unsure
+    assert held.last_ids() == [100, 7, 8, 9, 10]
+    assert [held.step_back() for _ in range(3)] == [True] * 3
+    assert (held.last_ids(), held.tokens) == ([100, 7], 2)
+    assert [held.step_back() for _ in range(2)] == [True, False]
+    held.begin_leg()
+    assert not held.unsure
+
+
+def test_a_client_that_sees_ids_is_taken_back_over_none_of_several() -> None:
+    held = begun("a", asked=True)
+    held.feed(event("b", [8, 9]))
+    assert held.rewind()
+    assert not held.step_back()
+    assert held.tokens == 3
+
+
+def test_where_a_text_ends_in_what_is_no_character_nobody_asks() -> None:
+    """U+FFFD may be the model's own: an engine could not tell."""
+    held = begun("a")
+    held.feed(event("b\ufffd", [8, 9]))
     assert not held.rewind()
 
 

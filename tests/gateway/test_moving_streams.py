@@ -39,11 +39,13 @@ class Line(AsyncExitStack):
         self.engines: dict[str, EngineSimServer] = {}
 
     async def start(
-        self, *names: str, shuffle_s: float | None = 0.05, slower: float = 1, **settings: Any
+        self, *names: str, shuffle_s: float | None = 0.05, slower: float = 1, joins: int = 1, **settings: Any
     ) -> RunningGateway:
+        """`joins`: tokens in an event."""
         for name in names or ("p0", "d0", "d1"):
             slow = ("--time-scale", str(slower)) if name.startswith("d") else ()
-            self.engines[name] = await self.enter_async_context(tiny_engine(ROLES[name[0]], *slow))
+            how = (*slow, "--stream-interval", str(joins))
+            self.engines[name] = await self.enter_async_context(tiny_engine(ROLES[name[0]], *how))
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
         if shuffle_s is not None:
             settings["policy"] = {"rescheduling": {"type": "ares"}, **settings.get("policy", {})}
@@ -170,6 +172,42 @@ async def test_a_decode_engine_that_dies_takes_no_stream_with_it(
     if shuffle_s is None:
         assert sum(entry.get("rescues", 0) for entry in entries) >= 3
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_streams_of_several_tokens_an_event_survive_their_engine(line: Line, path: str) -> None:
+    """As with `--stream-interval` or speculative decoding: another engine is asked which tokens the text so far has."""
+    gateway = await line.start(shuffle_s=None, slower=5, joins=3)
+    bodies = [request(path, number, stream_options=USAGE) for number in range(8)]
+    alone = [await line.unmoved(path, body, f"r-{number}") for number, body in enumerate(bodies)]
+    begun = 0
+
+    def count(got: bytes) -> None:
+        nonlocal begun
+        begun += got.count(b"data: {") == 6
+
+    running = [
+        asyncio.create_task(stream(f"{gateway.url}{path}", body, f"r-{number}", count))
+        for number, body in enumerate(bodies)
+    ]
+    await until(lambda: begun >= 8)
+    line.kill("d0")
+    for got, expected in zip(await asyncio.gather(*running), alone, strict=True):
+        assert (said(got), usage_of(got)) == (said(expected), usage_of(expected))
+    assert sum(entry.get("rescues", 0) for entry in gateway.requests()) >= 3
+
+
+def documents(got: bytes) -> list[dict[str, Any]]:
+    return [json.loads(part[6:]) for part in got.split(b"\n\n") if part.startswith(b"data: {")]
+
+
+def said(got: bytes) -> str:
+    choices = [choice for document in documents(got) for choice in document["choices"]]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+def usage_of(got: bytes) -> object:
+    return documents(got)[-1]["usage"]["completion_tokens"]
 
 
 async def test_a_client_that_leaves_while_it_is_moved_leaves_nothing_behind(line: Line) -> None:

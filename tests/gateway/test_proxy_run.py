@@ -55,10 +55,12 @@ def text(number: int) -> str:
 WHOLE = "".join(text(number) for number in range(TOKENS))
 
 
-def event(number: int, prompt: list[int] | None) -> bytes:
-    finish = "length" if number == TOKENS - 1 else None
-    choice: dict[str, Any] = {"index": 0, "text": text(number), "finish_reason": finish}
-    choice |= {"prompt_token_ids": prompt, "token_ids": [FIRST_TOKEN + number]}
+def event(number: int, prompt: list[int] | None, *, count: int = 1) -> bytes:
+    """Of so many tokens from this one on."""
+    numbers = range(number, min(number + count, TOKENS))
+    finish = "length" if numbers[-1] == TOKENS - 1 else None
+    choice: dict[str, Any] = {"index": 0, "text": "".join(map(text, numbers)), "finish_reason": finish}
+    choice |= {"prompt_token_ids": prompt, "token_ids": [FIRST_TOKEN + each for each in numbers]}
     return written({"id": "1", "created": 1, "model": "tiny", "choices": [choice]})
 
 
@@ -110,10 +112,16 @@ class Call:
 
     @property
     def streams(self) -> bool:
-        return bool(self.body["stream"])
+        return bool(self.body.get("stream"))
 
     def open(self) -> None:
         """Check what the engine is given, and make its answer."""
+        if "tokens" in self.body:
+            numbers = [each - FIRST_TOKEN for each in self.body["tokens"]]
+            read = "".join(map(text, numbers)) + "\ufffd" * (numbers[-1] % 4 == 1)
+            self.exchange.on_head(200, [(b"content-type", b"application/json")])
+            self.pending = json.dumps({"prompt": read}).encode()
+            return
         given = PROMPT if isinstance(self.body["prompt"], str) else self.body["prompt"]
         done = len(given) - len(PROMPT)
         assert given == PROMPT + [FIRST_TOKEN + number for number in range(done)]
@@ -121,7 +129,12 @@ class Call:
             assert self.body["max_tokens"] == TOKENS - done
             assert done % 4 != 2, "inside of a character: vLLM would repeat the prompt"
             self.exchange.on_head(200, HEADERS)
-            events = [event(number, given if number == done else None) for number in range(done, TOKENS)]
+            joins = self.engines.joins
+            starts = [done, *range(done + 1, TOKENS, joins)]  # the first token comes at once
+            events = [
+                event(number, given if number == done else None, count=1 if number == done else joins)
+                for number in starts
+            ]
             if self.body.get("stream_options"):
                 events.append(usage(len(given)))
             self.pending = b"".join([*events, b"data: [DONE]\n\n"])
@@ -151,10 +164,11 @@ class Call:
 
 
 class Engines:
-    """In place of the pool of connections."""
+    """In place of the pool of connections. `joins`: so many tokens come in one event."""
 
-    def __init__(self) -> None:
+    def __init__(self, joins: int = 1) -> None:
         self.calls: list[Call] = []
+        self.joins = joins
 
     def start(self, address: str, payload: bytes, exchange: Exchange, over: Over) -> None:
         body = json.loads(payload.partition(b"\r\n\r\n")[2])
@@ -280,12 +294,12 @@ class Client:
 class World:
     """A generation with everything around it."""
 
-    def __init__(self, rescue: bool, *, whole: bool = False, garbage: bool = False) -> None:
+    def __init__(self, rescue: bool, *, whole: bool = False, garbage: bool = False, joins: int = 1) -> None:
         loop = asyncio.get_running_loop()
         raw = json.dumps({"model": "tiny", "prompt": "abc", "stream": not whole, "max_tokens": TOKENS}).encode()
         generation = read_generation(raw, chat=False)
         self.whole, self.garbage = whole, garbage
-        self.engines, self.client = Engines(), Client()
+        self.engines, self.client = Engines(joins), Client()
         self.director = Director(Request(RequestId("r"), 3, TOKENS), garbage=garbage)
         self.passed = False
         """An engine that gives no ids was taken at its word."""
@@ -424,12 +438,14 @@ SIZES = [1, 40, 150, 400]
 
 @pytest.mark.rotating(3)
 @settings(max_examples=300, deadline=None)
-@given(st.randoms(use_true_random=True), st.booleans(), st.booleans(), st.booleans())
-def test_whatever_happens_the_client_gets_one_answer(chance: Random, rescue: bool, whole: bool, garbage: bool) -> None:
+@given(st.randoms(use_true_random=True), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 1, 2, 3]))
+def test_whatever_happens_the_client_gets_one_answer(
+    chance: Random, rescue: bool, whole: bool, garbage: bool, joins: int
+) -> None:
     """The invariants at the top, in any order of events."""
 
     async def live() -> None:
-        world = World(rescue, whole=whole, garbage=garbage)
+        world = World(rescue, whole=whole, garbage=garbage, joins=joins)
         await world.settle()
         for _ in range(80):
             possible = world.steps()
@@ -469,6 +485,24 @@ async def test_a_stream_moves_dies_and_goes_on(rescue: bool) -> None:
     await world.finish()
     world.check()
     assert world.client.text == WHOLE
+
+
+@pytest.mark.parametrize("joins", [2, 3])
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_stream_whose_events_have_several_tokens_goes_on_at_the_token(whole: bool, joins: int) -> None:
+    """After a break behind each of its events. An engine says which of the last tokens belong to the text so far."""
+    for events in range(1, TOKENS // joins):
+        world = World(True, whole=whole, joins=joins)
+        await world.settle()
+        world.take("dispatch", 0)
+        await world.settle()
+        (call,) = world.engines.calls
+        world.take("stream", sum(len(each) + 2 for each in call.pending.split(b"\n\n")[:events]))
+        world.take("break", 0)
+        await world.settle()
+        await world.finish()
+        world.check()
+        assert (world.client.text, world.record.rescues) == (WHOLE, 1)
 
 
 async def test_a_stream_with_a_slow_client_stays_while_its_engine_serves_others() -> None:

@@ -43,6 +43,8 @@ _ID_BYTES: Final = 8
 _MAX_PROMPT_BYTES: Final = 64 * 1024 * 1024
 _LOOK_BACK: Final = 16
 """Events that bring no text and may follow the last one that does: a character is of four bytes at most."""
+_MOST_STEPS: Final = 4
+"""Tokens that may belong to a character which is not whole yet."""
 _CHARS_PER_TOKEN: Final = 256
 """More text than this for a token is no token's: an engine that repeats the prompt (vLLM, cut inside a character)."""
 
@@ -83,6 +85,27 @@ class Output:
             ids, _event = self.recent.pop()
             self.tokens -= count(ids)
             del self.output[-len(ids) - 1 :]
+
+    def drop_token(self) -> bool:
+        """Forget the last token; False if there is none."""
+        at = self.output.rfind(b",")
+        if at < 0:
+            return False
+        del self.output[at:]
+        self.tokens -= 1
+        return True
+
+    def last_ids(self) -> list[int]:
+        """Those of the last tokens of output, more than a character takes."""
+        return [int(each) for each in self.output.rsplit(b",", _LOOK_BACK)[1:]]
+
+    def is_unsure(self) -> bool:
+        """Whether the last event with a text has several tokens: the last of them may have brought none."""
+        for ids, event in reversed(self.recent):
+            text = text_of(event)
+            if text:
+                return count(ids) > 1 and not text.endswith("\ufffd")
+        return False
 
     def beyond_boundary(self) -> int | None:
         """Events after the last one that surely ends with a whole character; None if none surely does.
@@ -130,7 +153,7 @@ class HeldStream:
 
     __slots__ = (
         *("_asked_ids", "_generation", "_head", "_output", "_parsed", "_unseen", "_withheld"),
-        *("done", "finished", "leg", "lost", "moves", "unfit"),
+        *("_stepped", "done", "finished", "leg", "lost", "moves", "unfit", "unsure"),
     )
 
     def __init__(self, generation: Generation, *, unseen: bool = False) -> None:
@@ -154,6 +177,9 @@ class HeldStream:
         self._withheld = False
         """The last token of a chat has shown nothing yet, not even an empty text."""
         self.leg = Leg()
+        self.unsure = False
+        """Where the text so far ends among the last tokens is not known: an engine has to say (`last_ids`)."""
+        self._stepped = 0
         self.lost = False
         """The engine gives no token ids: bytes are passed on as they are, and no other engine can go on."""
         self.finished = False
@@ -419,27 +445,45 @@ class HeldStream:
 
     @property
     def may_rewind(self) -> bool:
-        """Whether `rewind` can be."""
+        """Whether `rewind` can be, or may."""
         beyond = self._output.beyond_boundary()
-        return beyond is not None and not (beyond and self._asked_ids and not self._unseen)
+        if beyond is None:
+            return self._output.is_unsure()
+        return not (beyond and self._shows_ids)
+
+    @property
+    def _shows_ids(self) -> bool:
+        """Whether the client has seen the ids of what came."""
+        return self._asked_ids and not self._unseen
 
     def rewind(self) -> bool:
         """Go back over tokens that brought no text, which end in the midst of a character. False where that cannot be.
 
-        A client that asked for token ids has seen theirs.
+        A client that asked for token ids has seen theirs. Where several tokens came in one event, the stream is
+        `unsure` afterwards.
         """
-        beyond = self._output.beyond_boundary()
-        if beyond is None or not self.may_rewind:
+        if not self.may_rewind:
             return False
-        self._output.drop_last(beyond)
+        beyond = self._output.beyond_boundary()
+        self.unsure, self._stepped = beyond is None, 0
+        self._output.drop_last(beyond or 0)
         return True
+
+    def last_ids(self) -> list[int]:
+        """Of the last tokens so far. Their text ends as the whole does."""
+        return self._output.last_ids()
+
+    def step_back(self) -> bool:
+        """Go back over the last token: what comes of it is no whole character. False where that cannot be."""
+        self._stepped += 1
+        return not self._shows_ids and self._stepped <= _MOST_STEPS and self._output.drop_token()
 
     def begin_leg(self) -> None:
         """What is fed from now on comes from another engine; once the stream has begun, asked by `continuation`."""
         output = self._output
         if self.begun:
             output.recent.clear()
-            self._withheld = False
+            self._withheld = self.unsure = False
             self.leg = Leg(True, output.tokens, output.ids)
         else:
             self.start_over()  # what an engine began to say and nobody has seen

@@ -178,3 +178,13 @@ def handle_of(body: bytes) -> JsonObject | None:
         return None
     handle = reply.get("kv_transfer_params") if isinstance(reply, dict) else None
     return handle if isinstance(handle, dict) and handle else None
+
+
+def read_text(body: bytes) -> str | None:
+    """The text in an answer of `/detokenize`; None where there is none."""
+    try:
+        reply = openai_body.load(body)
+    except (ValueError, RecursionError):
+        return None
+    text = reply.get("prompt") if isinstance(reply, dict) else None
+    return text if isinstance(text, str) else None

@@ -54,6 +54,8 @@ class State(_Name):
     """The same; the source has failed, so there is no way back to it."""
     REPLACING = "replacing"
     """The Director's next dispatch; the engine of a begun stream has failed."""
+    MEASURING = "measuring"
+    """An engine's word on where the text so far ends among its last tokens."""
     REFILLING = "refilling"
     """The answer of the prefill endpoint about prompt and output so far."""
     REJOINING = "rejoining"
@@ -73,6 +75,8 @@ class Event(_Name):
     """The same, for a request of several choices, which has no KV handle: no prefill leg."""
     DISPATCHED_CUT = "dispatched, cut"
     """It cuts the prompt into segments."""
+    DISPATCHED_UNSURE = "dispatched, unsure"
+    """It names endpoints, and it is not known yet where among the last tokens the text so far ends."""
     REJECTED = "rejected"
     """It gives no endpoint."""
     PART_COMPUTED = "part computed"
@@ -97,6 +101,8 @@ class Event(_Name):
     """The engine's stream came to its end."""
     ENGINE_FAILED = "engine failed"
     """No answer, a broken one, silence or an error; another engine could go on from the tokens so far."""
+    ENGINE_FAILED_UNSURE = "engine failed, unsure"
+    """The same, once an engine has said where among the last tokens the text so far ends."""
     ENGINE_FAILED_UNRESCUED = "engine failed, unrescued"
     """The same, where settings leave streams with their engines."""
     ENGINE_FAILED_ANEW = "engine failed, anew"
@@ -211,6 +217,7 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TIED: Step(State.PASSING),
         Event.END: Step(State.ENDED, (Action.FINISH,)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
+        Event.ENGINE_FAILED_UNSURE: Step(State.REPLACING, (Action.RESCUE,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK,)),
         Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
@@ -227,6 +234,7 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TIED: Step(State.PASSING, (Action.GIVE_MOVE_UP,)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
+        Event.ENGINE_FAILED_UNSURE: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
@@ -239,6 +247,7 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TIED: Step(State.PASSING, (Action.GIVE_MOVE_UP,)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.ESCAPING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED_UNSURE: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ESCAPING, (Action.FOLLOW_TARGET,)),
         Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
@@ -266,7 +275,15 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.DISPATCHED: Step(State.FLOWING),
         Event.DISPATCHED_SPLIT: Step(State.REFILLING),
         Event.DISPATCHED_CUT: Step(State.REJOINING, (Action.REPORT_NO_PART,)),
+        Event.DISPATCHED_UNSURE: Step(State.MEASURING),
         Event.REJECTED: Step(State.ENDED, (Action.BREAK,)),
+    },
+    State.MEASURING: {
+        Event.DISPATCHED: Step(State.FLOWING),
+        Event.DISPATCHED_SPLIT: Step(State.REFILLING),
+        Event.DISPATCHED_CUT: Step(State.REJOINING, (Action.REPORT_NO_PART,)),
+        Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
+        Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
     },
     State.REFILLING: {
         Event.PREFILLED: Step(State.REJOINING, (Action.REPORT_PREFILLED,)),

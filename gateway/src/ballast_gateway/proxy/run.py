@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
-from ballast_core.model import Endpoint, Fault, Outcome, Stage
-from ballast_core.model.effects import Handoff, Leave, Migrate
+from ballast_core.model import Endpoint, Fault, Outcome, RejectReason, Stage
+from ballast_core.model.effects import Handoff, Leave, Migrate, Reject
+from ballast_gateway import openai_body
 from ballast_gateway.errors import ApiError, cancelled, gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.life_signs import Signs
@@ -25,17 +27,30 @@ from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, is_answer, payload, refused
+from ballast_gateway.proxy.legs import (
+    Job,
+    LegFailed,
+    failure_of,
+    handle_of,
+    is_answer,
+    payload,
+    read_text,
+    refused,
+)
 from ballast_gateway.proxy.life import CROSSING, MOVING, Action, Event, Life, State
 from ballast_gateway.proxy.named_events import meter_of
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
 from ballast_gateway.proxy.sse import TokenMeter
-from ballast_gateway.proxy.whole_answers import WholeAnswer
+from ballast_gateway.proxy.ways_on import kind_of_failure, may_leave
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.tickets import Rejected, Ticket
 
 _log = logging.getLogger(__name__)
+
+MEASURED_DUE_S: Final = 5.0
+"""For an engine's word on where the text so far ends, while the client sees nothing."""
+_DETOKENIZE: Final = b"/detokenize"
 
 After = Callable[["Run", UpstreamError | None], Event | None]
 """What the end of an exchange means. None where its event has been taken already."""
@@ -122,15 +137,16 @@ class Run:
         """Hang up on the engine that the order names; None if no leg there may be left."""
         state = self.life.state
         decodes = state in _FOLLOWED
-        if not decodes and state not in _ASKS_PREFILL:
+        if not decodes and state not in _ASKS:
             return None
         if decodes and order.alone and not self._leg.owes:
             return None  # its answer comes whole, and may just be long; or its client is slow
-        endpoint = self._course.endpoint if decodes else self._prefiller
-        if endpoint.id != order.endpoint_id or (decodes and not self._may_leave()):
+        endpoint = self._course.endpoint if decodes else self._asked_first
+        if endpoint.id != order.endpoint_id or (decodes and not may_leave(self._job, self._leg, rescue=self._rescues)):
             return None
         self._leave()
-        self._failure = LegFailed(Stage.DECODE if decodes else Stage.PREFILL, endpoint, order.reason, Fault.SILENT)
+        stage = Stage.DECODE if decodes else self._first_stage
+        self._failure = LegFailed(stage, endpoint, order.reason, Fault.SILENT)
         return self._kind_of_failure() if decodes else Event.ENGINE_FAILED
 
     def client_gone(self) -> None:
@@ -214,7 +230,10 @@ class Run:
             self.on(event)
         self._close()
 
-    def _ask(self, endpoint: Endpoint, body: bytes, exchange: Collect, after: After) -> None:
+    def _ask(
+        self, endpoint: Endpoint, body: bytes, exchange: Collect, after: After, *, path: bytes | None = None
+    ) -> None:
+        """`path`: if it is not that of the client's request."""
         self._asked, self._after = exchange, after
         decodes = isinstance(exchange, Relay)
         if self._trace is not None:
@@ -222,7 +241,8 @@ class Run:
         if not decodes:
             self._owed = self._resources.life_signs.of(endpoint.id)
             self._owed.owe(self._resources.loop.time())
-        request = payload(self._job, endpoint, body, self._course.dispatch.priority)
+        job = self._job if path is None else replace(self._job, path=path)
+        request = payload(job, endpoint, body, self._course.dispatch.priority)
         self._resources.pool.start(endpoint.address, request, exchange, self._over)
 
     def _over(self, error: UpstreamError | None) -> None:
@@ -323,11 +343,47 @@ class Run:
         if record.first_token_s is None:
             record.dispatched_s = self._ticket.now_s()
         self._course = Course(dispatch, dispatch.decode)
+        if self._job.held is not None and self._job.held.unsure:
+            return Event.DISPATCHED_UNSURE
+        return self._kind_of_dispatch()
+
+    def _kind_of_dispatch(self) -> Event:
+        dispatch = self._course.dispatch
         if dispatch.prefill is None:
             return Event.DISPATCHED
         if dispatch.segments:
             return Event.DISPATCHED_CUT
         return Event.DISPATCHED_SPLIT if self._job.generation.can_hand_off else Event.DISPATCHED_UNSPLITTABLE
+
+    def _measure(self) -> Event | None:
+        """Ask what the last tokens read: a character that is not whole yet shows as U+FFFD."""
+        ids = self._held.last_ids()
+        if not ids:
+            return self._measured_as_whole()
+        body = openai_body.dump({"model": self._job.generation.model, "tokens": ids})
+        self._answer = Collect(self._resources.loop.time() + MEASURED_DUE_S)
+        self._ask(self._asked_first, body, self._answer, Run._measured, path=_DETOKENIZE)
+        return None
+
+    def _measured(self, error: UpstreamError | None) -> Event | None:
+        """None: it is asked again, with one token less."""
+        stage, endpoint = self._first_stage, self._asked_first
+        failure = failure_of(stage, endpoint, self._answer, error, passed=True)
+        text = None if failure is not None else read_text(self._answer.body)
+        if text is None:
+            self._failure = failure or LegFailed(stage, endpoint, "gave no text for token ids", Fault.BROKE)
+            return Event.ENGINE_FAILED
+        if not text.endswith("\ufffd"):
+            return self._measured_as_whole()
+        if self._held.step_back():
+            return None
+        said = "the text so far ends in the midst of a character"
+        self._failure = Rejected(Reject(self._ticket.request.id, RejectReason.UPSTREAM_FAILED, said))
+        return Event.ENGINE_BROKE
+
+    def _measured_as_whole(self) -> Event:
+        self._held.unsure = False
+        return self._kind_of_dispatch()
 
     def _compute_part(self) -> None:
         resources = self._resources
@@ -465,36 +521,13 @@ class Run:
             until_token=state in CROSSING,
         )
 
-    def _may_leave(self) -> bool:
-        """Whether another engine could go on, and whether that is wanted."""
-        held, leg = self._job.held, self._leg
-        if self._job.whole is not None or not (leg.continues or leg.shows):
-            return True
-        wanted = self._resources.rescue or self._course.crossed
-        return wanted and held is not None and held.may_go_on and held.may_rewind
-
     def _kind_of_failure(self) -> Event:
-        """Whether another engine could go on, and whether that is wanted."""
-        held, leg, whole = self._job.held, self._leg, self._job.whole
-        if held is not None and held.unfit:
-            return Event.UNFIT
-        if not (leg.continues or leg.shows):
-            return Event.ENGINE_FAILED
-        if whole is not None:
-            return self._kind_of_whole_failure(whole)
-        if held is None or not held.may_go_on or not held.rewind():
-            return Event.ENGINE_BROKE
-        rescued = self._resources.rescue or self._course.crossed
-        return Event.ENGINE_FAILED if rescued else Event.ENGINE_FAILED_UNRESCUED
+        return kind_of_failure(self._job, self._leg, rescue=self._rescues)
 
-    def _kind_of_whole_failure(self, whole: WholeAnswer) -> Event:
-        """There is always a way on: nothing has been sent."""
-        held = self._held
-        if held.finished and not whole.spoiled:
-            return Event.END  # it broke after its last token
-        rescued = self._resources.rescue or self._course.crossed
-        goes_on = rescued and not whole.spoiled and held.may_go_on and held.rewind()
-        return Event.ENGINE_FAILED if goes_on else Event.ENGINE_FAILED_ANEW
+    @property
+    def _rescues(self) -> bool:
+        """Whether the stream is to go on elsewhere. One that the gateway has cut is brought to its end in any case."""
+        return self._resources.rescue or self._course.crossed
 
     # --- what is done: legs -------------------------------------------------------------------------------------
 
@@ -613,6 +646,15 @@ class Run:
         return self._job.held
 
     @property
+    def _asked_first(self) -> Endpoint:
+        """Where the first leg since the last dispatch goes."""
+        return self._course.dispatch.prefill or self._course.dispatch.decode
+
+    @property
+    def _first_stage(self) -> Stage:
+        return Stage.DECODE if self._course.dispatch.prefill is None else Stage.PREFILL
+
+    @property
     def _prefiller(self) -> Endpoint:
         endpoint = self._course.dispatch.prefill
         assert endpoint is not None
@@ -639,7 +681,7 @@ def _about_a_move(action: Action) -> Callable[[Run], None]:
     return do
 
 
-_ASKS_PREFILL: Final = frozenset({State.FIRST_PART, State.PREFILLING, State.REFILLING})
+_ASKS: Final = frozenset({State.FIRST_PART, State.PREFILLING, State.REFILLING, State.MEASURING})
 _FOLLOWED: Final = MOVING | {State.OPENING, State.FLOWING, State.PASSING}
 
 _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
@@ -648,6 +690,7 @@ _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
     State.PREFILLING: Run._prefill,
     State.HANDING_OFF: Run._hand_off,
     State.REPLACING: Run._replace,
+    State.MEASURING: Run._measure,
     State.REFILLING: Run._refill,
     State.REJOINING: Run._hand_off,
     **dict.fromkeys(_FOLLOWED, Run._follow),
