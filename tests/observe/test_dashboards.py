@@ -34,7 +34,7 @@ EXPRESSIONS = [
 def test_what_an_expression_names_is_found() -> None:
     """Series with their matchers, groupings; neither functions nor what stands in texts."""
     found = named(
-        'sum by (x, le) (rate(a_b{c="d{e}",f=~"g"}[5m])) / on (y) group_left () z:w offset 30m > 0.5 and absent(q)'
+        'sum by (x, le) (rate(a_b{c="d{e}",f=~"g"}[5m])) / on (y) group_left () z:w offset 1h > 0 and absent(q)'
     )
     assert dict(found.selectors) == {"a_b": {"c", "f"}, "z:w": frozenset(), "q": frozenset()}
     assert found.grouped == {"x", "le", "y"}
