@@ -723,9 +723,9 @@ def test_long_interleavings_end_with_the_truth_and_nothing_left(seed: int) -> No
     assert ends_with_the_truth([(word, rng.randrange(8), rng.randrange(4)) for word in words]) > 5
 
 
-def ends_with_the_truth(script: list[tuple[str, int, int]]) -> int:
+def ends_with_the_truth(script: list[tuple[str, int, int]], fleet: Fleet | None = None) -> int:
     """How many requests came to a second agent."""
-    fleet = Fleet()
+    fleet = fleet or Fleet()
     for step in script:
         fleet.step(*step)
     for speaker in fleet.speakers:

@@ -13,7 +13,7 @@ from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
 from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placer
-from ballast_core.model import Stage
+from ballast_core.model import Request, Stage
 from ballast_core.model.effects import Effect
 from ballast_core.model.events import DispatchFailed, LegFailed, MoveOrdered, RequestAdopted, RequestMoved
 from ballast_core.state.inventory import Inventory
@@ -43,46 +43,51 @@ class Adoption:
         self._bookings = bookings
 
     def adopt(self, event: RequestAdopted, now_s: float) -> None:
-        """Book another gateway's request on these endpoints, or book it anew there, if they are known."""
+        """Book another gateway's request on these endpoints, or book it anew there, if they are known. The endpoint
+        that computed its prompt may be gone once it decodes."""
         request, ledger = event.request, self._ledger
         known = ledger.get(request.id)
-        decode_slot = self._inventory.slot_of(event.decode)
-        prefill_slot = None if event.prefill is None else self._inventory.slot_of(event.prefill)
-        if decode_slot is None or (event.prefill is not None and prefill_slot is None):
-            return
-        first_slot = decode_slot if prefill_slot is None else prefill_slot
         if known is not None and not known.adopted:
+            return
+        decode_slot = self._inventory.slot_of(event.decode)
+        first_slot = decode_slot if event.prefill is None else self._inventory.slot_of(event.prefill)
+        if decode_slot is None or (first_slot is None and not event.decoding):
             return
         counted_tokens = event.generated_tokens  # what ended before was not seen: only its life from now on counts
         if known is None:
             entry = ledger.open(request, now_s, adopted=True)
         elif known.decode_slot == decode_slot and event.decoding == (known.phase is Phase.DECODING):
-            self._learner.dispatched(request, first_slot, now_s)
+            self._read(request, first_slot, now_s)
             return
         else:
             entry, counted_tokens = known, known.counted_tokens
             self._bookings.dropped(entry)
         class_slot = self._learner.class_slot(request, now_s)
-        if event.decoding:
+        if event.decoding or first_slot is None:
             ledger.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
         else:
-            stage = Stage.DECODE if prefill_slot is None else Stage.PREFILL
+            stage = Stage.DECODE if event.prefill is None else Stage.PREFILL
             cached_tokens, prefill_s = self._placer.foresee(stage, request, first_slot, now_s)
             ledger.assign(
                 entry,
-                None if prefill_slot == decode_slot else prefill_slot,
+                None if first_slot == decode_slot else first_slot,
                 decode_slot,
                 now_s,
                 cached_tokens=cached_tokens,
                 prefill_s=prefill_s,
                 class_slot=class_slot,
             )
-        self._learner.dispatched(request, first_slot, now_s)
+        self._read(request, first_slot, now_s)
         self._partitioner.unplanned(entry)
         if event.generated_tokens:
             ledger.progressed(entry, event.generated_tokens, now_s)
             ledger.flights.resume(entry.row, min(counted_tokens, event.generated_tokens))
         self._bookings.release_lost()
+
+    def _read(self, request: Request, slot: int | None, now_s: float) -> None:
+        """Its prompt is computed in this slot; None: by an endpoint that is not known."""
+        if slot is not None:
+            self._learner.dispatched(request, slot, now_s)
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its holder has it on its decode endpoint. What is left of a cut is one piece there."""

@@ -31,8 +31,9 @@ class RequestAdopted:
     """Another gateway has dispatched this request: it is booked as it runs, whatever admission says.
 
     It is no arrival here: limits of requests in flight, retry budget and queue count this gateway's own. Nothing is
-    decided about it but moves and legs to leave. Endpoints that are not known: nothing changes. A request that was
-    adopted before is booked anew where it is elsewhere by now; else only its prompt's blocks are learned.
+    decided about it but moves and legs to leave. Endpoints that are not known: nothing changes; of one that decodes,
+    who computed its prompt may be gone. A request that was adopted before is booked anew where it is elsewhere by now;
+    else only its prompt's blocks are learned.
     """
 
     request: Request

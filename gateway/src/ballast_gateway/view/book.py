@@ -23,6 +23,7 @@ from ballast_core.model.events import (
     Migrated,
     MigrationFailed,
     PrefillDone,
+    Progress,
     ProgressBatch,
     RequestAdopted,
     RequestEnded,
@@ -220,8 +221,8 @@ class Book:
     def endpoints_changed(self) -> None:
         """Endpoints are known that were not: book what runs there."""
         for known in self._known.values():
-            if not (known.booked or known.own):
-                self._adopt(known)
+            if not self._stands(known):
+                self._found(known)
 
     # --- lines --------------------------------------------------------------------------------------------------
 
@@ -452,10 +453,35 @@ class Book:
             movable=row.movable,
             divisible=False,
         )
-        prefill = EndpointId(known.prefill) if known.prefill else None
-        self._feed(RequestAdopted(request, EndpointId(known.decode), prefill, known.decoding, known.tokens))
+        decode, prefill = _places(known)
+        self._feed(RequestAdopted(request, decode, prefill, known.decoding, known.tokens))
         entry = self._director.ledger.get(known.id)
         known.booked = entry is not None and entry.adopted
+        if known.booked and (missing := self._missing(known)) is not None:
+            self._feed(RequestRedirected(known.id, None, missing))
+
+    def _missing(self, known: _Known) -> EndpointId | None:
+        """An endpoint that it needs and the Director does not know."""
+        decode, prefill = _places(known)
+        needed = (decode,) if known.decoding or prefill is None else (decode, prefill)
+        return next((one for one in needed if self._director.inventory.slot_of(one) is None), None)
+
+    def _stands(self, known: _Known) -> bool:
+        """Whether the Director has it booked on endpoints."""
+        entry = self._director.ledger.get(known.id) if self._follows(known) else None
+        return entry is not None and entry.astray is None
+
+    def _found(self, known: _Known) -> None:
+        """It does not stand on endpoints: those where it runs may be known now, or matter no more."""
+        if self._own(known) is None:
+            self._adopt(known)
+            return
+        decode, prefill = _places(known)
+        self._feed(RequestRedirected(known.id, None if known.decoding else prefill, decode))
+        if known.decoding:
+            self._feed(PrefillDone(known.id, computed=False, bound=True))
+        if known.tokens:
+            self._feed(Progress(known.id, known.tokens))
 
     def _is_ours(self, row: Row) -> bool:
         """Whether it is booked under an id of ours, and accounted for without its holder."""
@@ -474,12 +500,14 @@ class Book:
     def _decodes(self, known: _Known) -> None:
         if not known.decoding:
             known.decoding = True
-            if self._follows(known):
+            if self._stands(known):
                 self._feed(PrefillDone(known.id, computed=bool(known.prefill), bound=True))
+            else:
+                self._found(known)
 
     def _redirected(self, known: _Known) -> None:
         if (own := self._own(known)) is not None:
-            decode, prefill = EndpointId(known.decode), EndpointId(known.prefill) if known.prefill else None
+            decode, prefill = _places(known)
             own.placed(decode, prefill)
             self._feed(RequestRedirected(known.id, prefill, decode))
         else:
@@ -491,7 +519,11 @@ class Book:
         director, target = self._director, EndpointId(known.decode)
         entry = director.ledger.get(known.id)
         coming = None if entry is None else entry.reservation
-        if coming is not None and coming.decode_slot == director.inventory.slot_of(target):
+        if self._missing(known) is not None:
+            self._feed(RequestRedirected(known.id, None, target))
+        elif not self._stands(known):
+            self._found(known)
+        elif coming is not None and coming.decode_slot == director.inventory.slot_of(target):
             self._feed(Migrated(known.id, target))
         else:
             self._feed(RequestMoved(known.id, target))
@@ -533,6 +565,11 @@ class Book:
                 own.ended(end, fault)
         elif known.booked:
             self._feed(RequestEnded(known.id, Outcome(end.outcome), end.output_tokens, fault))
+
+
+def _places(known: _Known) -> tuple[EndpointId, EndpointId | None]:
+    """Where it decodes, and where its prompt is computed, if elsewhere."""
+    return EndpointId(known.decode), EndpointId(known.prefill) if known.prefill else None
 
 
 def _pass_on(message: Message, own: OwnRequest, *, prefills: bool) -> None:
