@@ -27,6 +27,9 @@ class LeaseServer:
         self.leases: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.down = False
+        self.answers = asyncio.Event()
+        """Cleared: calls hang."""
+        self.answers.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -34,6 +37,7 @@ class LeaseServer:
                 method, path, _ = head.split(b" ", 2)
                 lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if b"content-length:" in line]
                 body = await reader.readexactly(int(lengths[0])) if lengths else b""
+                await self.answers.wait()
                 status, answer = self.answer(method.decode(), path.decode(), json.loads(body) if body else {})
                 text = json.dumps(answer).encode()
                 writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n" % status)
@@ -135,6 +139,20 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
         server.down = True
         await until(lambda: ours == [True, False])
         server.down = False
+        await until(lambda: ours == [True, False, True])
+
+
+async def test_a_leader_whose_call_hangs_stops_at_its_deadline(
+    server: LeaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the call is given up: the Lease may have another holder by then."""
+    monkeypatch.setattr(leases, "RENEW_DEADLINE_S", 0.5)
+    monkeypatch.setattr(leases, "_CALL_S", 3600.0)
+    async with candidate(server, "a") as (_, ours):
+        await until(lambda: ours == [True])
+        server.answers.clear()
+        await until(lambda: ours == [True, False])
+        server.answers.set()
         await until(lambda: ours == [True, False, True])
 
 

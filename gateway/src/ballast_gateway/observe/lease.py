@@ -47,7 +47,8 @@ class LeaseElection:
         self._on_change = on_change
         self._retry_s = retry_s
         self._leads = self._released = False
-        self._renewed_s = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
+        """When it leads no more, unless the Lease is renewed before."""
         self._seen: tuple[object, object] = (None, None)
         """Holder and renewal of the Lease as last seen, and since when it has been so."""
         self._seen_s = 0.0
@@ -62,11 +63,10 @@ class LeaseElection:
                     held = await self._try(began_s)
             except (aiohttp.ClientError, kubernetes.ApiException, TimeoutError, OSError, ValueError) as error:
                 _log.warning("the Lease cannot be had", extra={"lease": self._name, "problem": str(error)})
-                held = self._leads and loop.time() - self._renewed_s < RENEW_DEADLINE_S
             else:
-                if held:
-                    self._renewed_s = began_s
-            self._set(held and not self._released)
+                self._set(held and not self._released)
+                if self._leads:
+                    self._deadline = loop.call_at(began_s + RENEW_DEADLINE_S, self._set, False)
             await asyncio.sleep(self._retry_s)
 
     async def release(self) -> None:
@@ -85,6 +85,9 @@ class LeaseElection:
             _log.info("the Lease was not released", extra={"lease": self._name, "problem": str(error)})
 
     def _set(self, leads: bool) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         if leads is not self._leads:
             self._leads = leads
             self._on_change(leads)
