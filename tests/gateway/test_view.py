@@ -17,6 +17,7 @@ from ballast_gateway.picker import planned
 from ballast_gateway.podapi import feed as feeds
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
+from ballast_gateway.view import service
 from ballast_gateway.view.book import Book, Source
 from ballast_gateway.view.publisher import row_of
 from tests.gateway.test_keys import team, write
@@ -374,6 +375,17 @@ async def test_a_gateway_among_its_own_peers_hears_itself_once_and_leaves_it(tmp
         await until(lambda: not [one for one in view.report()["sources"] if one["source"].startswith("gateway/")])
         assert len(booked(gateway)) == 1
         assert view.leads
+
+
+async def test_another_gateway_of_the_same_name_is_not_taken_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts may be called alike: whoever looks for the peer that is not heard is told."""
+    monkeypatch.setattr(service, "name_of", lambda port: "localhost")
+    async with view_fleet(tmp_path, agents=()) as fleet:
+        gateways = [await fleet.start(), await fleet.start(wait=False)]
+        for gateway in gateways:
+            await until(lambda one=gateway: "localhost" in view_of(one).report()["sources"][0]["problem"])
 
 
 async def test_a_request_that_was_served_elsewhere_is_booked_there_by_all(tmp_path: Path) -> None:

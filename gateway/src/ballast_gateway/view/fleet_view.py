@@ -48,6 +48,7 @@ class FleetView:
         calls: Calls,
         tokens: Callable[[], tuple[bytes, ...]],
         *,
+        incarnation: str,
         loop: asyncio.AbstractEventLoop,
         max_retries: int,
         alone: bool = True,
@@ -56,9 +57,11 @@ class FleetView:
         on_engine: Callable[[said.Engine], None] = lambda engine: None,
         share_of: Callable[[str], Share | None] = lambda tenant: None,
     ) -> None:
-        """`alone`: no other gateways are to be expected, so this one leads from the start. `synced`: whether discovery
-        has named all endpoints, and so all agents. `share_of`: tenants by name, where their shares are bounded."""
+        """`incarnation`: what others hear with the name `me`. `alone`: no other gateways are to be expected, so this
+        one leads from the start. `synced`: whether discovery has named all endpoints, and so all agents. `share_of`:
+        tenants by name, where their shares are bounded."""
         self.me = me
+        self._incarnation = incarnation
         self.leads = alone
         self.everywhere = False
         """Whether every endpoint that decodes has an agent that takes plans."""
@@ -203,6 +206,8 @@ class FleetView:
         if isinstance(message, said.Snapshot):
             if message.holder == self.me and name.startswith(_PEER):
                 address = name.removeprefix(_PEER)
+                if message.incarnation != self._incarnation:
+                    raise BadMessage(f"it is called {self.me}, as this gateway is: give each host a name of its own")
                 self._mine.add(address)
                 self._loop.call_soon(self._forget_myself, name)
                 return

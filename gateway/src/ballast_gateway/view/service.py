@@ -79,8 +79,8 @@ class PodApi:
         bounded, by name. Raises `OSError` (port taken)."""
         settings = self._settings
         host, port = settings.listeners.host, settings.pod_api.port
-        me = name_of(port)
-        feed = Feed(self._loop, holder=me, incarnation=secrets.token_hex(8), holds="gateway")
+        me, incarnation = name_of(port), secrets.token_hex(8)
+        feed = Feed(self._loop, holder=me, incarnation=incarnation, holds="gateway")
         publisher = Publisher(me, self._driver.director, feed)
         holder = GatewayHolder(me, self._driver, holds=settings.face.serves_proxy, ready=ready, drain=drain)
         predicting = Predicting(me, self._driver, feed)
@@ -94,6 +94,7 @@ class PodApi:
             publisher,
             Calls(self._loop, self._pool, self._tokens.tokens),
             self._tokens.tokens,
+            incarnation=incarnation,
             loop=self._loop,
             max_retries=settings.limits.max_retries,
             alone=not peers.addresses and peers.kubernetes is None,
