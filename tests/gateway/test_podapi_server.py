@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.signatures import PROOF, RECIPIENT
 from ballast_core.model import Role
 from ballast_gateway.http.client import UpstreamPool
@@ -316,6 +317,23 @@ async def test_more_readers_than_there_may_be_are_refused() -> None:
         answer = await call(it.port, "GET", messages.EVENTS)
         assert answer.status == 503
         assert assert_openai_error(answer)["code"] == "too-many-readers"
+        for writer in sinks:
+            writer.close()
+
+
+async def test_as_many_workers_as_settings_allow_hear_each_other() -> None:
+    """All of them speak from one address, and ask while they listen."""
+    bounds = GatewaySettings.model_fields["workers"].metadata
+    most = next(each.le for each in bounds if hasattr(each, "le"))
+    async with served() as it:
+        sinks = []
+        for _ in range(most - 1):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(call_bytes("GET", messages.EVENTS, to=it.recipient))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            sinks.append(writer)
+        answers = await asyncio.gather(*(call(it.port, "GET", messages.STATE) for _ in sinks))
+        assert {answer.status for answer in answers} == {200}
         for writer in sinks:
             writer.close()
 

@@ -14,7 +14,8 @@ from typing import Final, Literal, Protocol
 from ballast_gateway.podapi.messages import BEAT_S, FOLD_S, Beat, Message, Part, Snapshot, State, encode
 from ballast_gateway.podapi.rows import Rows
 
-MOST_READERS: Final = 32
+MOST_READERS: Final = 64
+"""As many as a gateway may have workers, which hear each other."""
 MOST_BEHIND_BYTES: Final = 4 * 1024 * 1024
 """Of lines that a reader has not taken; one that is further behind is cut off, and asks for the snapshot again."""
 

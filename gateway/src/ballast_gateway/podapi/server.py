@@ -53,8 +53,8 @@ MOST_INVENTORY_BYTES: Final = 16 * 1024 * 1024
 _LIMITS: Final = BodyLimitNames("the pod API's bound", "the pod API's bound")
 _MOST_BYTES: Final = 4 * MOST_INVENTORY_BYTES
 """Of bodies in all connections."""
-_MOST_CONNECTIONS: Final = 64
-"""Of one address."""
+_MOST_CONNECTIONS: Final = 4 * MOST_READERS
+"""Of one address, from which all workers of a gateway may read and ask."""
 _SWEEP_S: Final = 0.25
 _BACKLOG: Final = 128
 _JSON: Final[Header] = (b"content-type", b"application/json")
