@@ -232,6 +232,20 @@ def test_gateways_that_want_one_port_are_refused_by_both_names(tmp_path: Path) -
     assert f"listeners.proxy: port 18431 is listeners.admin of {tmp_path}/a.yaml, too" in said
 
 
+def test_pod_apis_that_want_one_port_are_refused_by_both_names(tmp_path: Path) -> None:
+    """Of two gateways of one process; a gateway's workers have the ports from its own on."""
+    (tmp_path / "token").write_text("0123456789abcdef")
+    arguments = configs(tmp_path, "a.yaml", "b.yaml", admin=18431)
+    for name, own in {"a.yaml": {}, "b.yaml": {"listeners": {"proxy": 0, "admin": 0}}}.items():
+        file = tmp_path / name
+        more = {"podApi": {"tokenFile": str(tmp_path / "token"), "port": 18430}, **own}
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    said = refused(*arguments)
+    assert f"{tmp_path}/b.yaml: podApi.port: port 18430 is podApi.port of {tmp_path}/a.yaml, too" in said
+    said = refused(*arguments[:2], "--workers", "2")
+    assert f"podApi.port: port 18431 is listeners.admin of {tmp_path}/a.yaml, too" in said
+
+
 def test_what_opentelemetry_refuses_as_it_is_loaded_is_said_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

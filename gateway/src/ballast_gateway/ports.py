@@ -58,7 +58,10 @@ def _wanted(where: str, settings: GatewaySettings) -> list[_Wanted]:
         ports["listeners.proxy"] = at.proxy
     if face.serves_picker:
         ports |= {"listeners.extProc": at.ext_proc, "listeners.grpcHealth": at.grpc_health}
-    return [_Wanted(where, field, at.host, port) for field, port in ports.items() if port]
+    wanted = [(field, port) for field, port in ports.items() if port]
+    if settings.pod_api.token_file is not None and (first := settings.pod_api.port):
+        wanted += [("podApi.port", first + number) for number in range(settings.workers)]
+    return [_Wanted(where, field, at.host, port) for field, port in wanted]
 
 
 def _collide(one: _Wanted, other: _Wanted) -> bool:
