@@ -388,6 +388,20 @@ async def test_another_gateway_of_the_same_name_is_not_taken_for_itself(
             await until(lambda one=gateway: "localhost" in view_of(one).report()["sources"][0]["problem"])
 
 
+async def test_a_look_at_the_fleet_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what sources that are gone had claimed would count for ever."""
+    looks: list[float] = []
+
+    def passes(book: Book, now_s: float) -> None:
+        looks.append(now_s)
+        raise RuntimeError("a fault of ours")
+
+    async with view_fleet(tmp_path, agents=()) as fleet:
+        await fleet.start()
+        monkeypatch.setattr(Book, "passes", passes)
+        await until(lambda: len(looks) >= 3)
+
+
 async def test_a_request_that_was_served_elsewhere_is_booked_there_by_all(tmp_path: Path) -> None:
     """Its proxy went to a fall-back: the endpoint that was picked has no load of it in any ledger."""
     async with view_fleet(tmp_path, ("f0", "f1"), ()) as fleet:

@@ -244,13 +244,13 @@ class FleetView:
         self._driver.life_signs.heard(name, signs.engines, self._loop.time())
 
     def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)  # first of all: a fault of ours must not be the last
         self.book.passes(self._driver.now_s())
         self._catch_up()
         self.everywhere = self._has_agents()
         self._inventory = self._listed()
         self._give_inventory()
         self._elect()
-        self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _catch_up(self) -> None:
         """Book what runs on endpoints that have become known."""
