@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from ballast_core.directing.director import Director
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.events import EndpointLost, EndpointObserved, RequestArrived
+from ballast_gateway.app import Gateway
 from ballast_gateway.podapi import messages as said
-from ballast_gateway.podapi.messages import Message
+from ballast_gateway.podapi.messages import Message, Row
 from ballast_gateway.view.book import Book
+from ballast_gateway.view.fleet_view import TICK_S
 from tests.gateway.test_view_book import (
     ENDPOINTS,
     OPERATIONS,
@@ -24,6 +28,8 @@ from tests.gateway.test_view_book import (
     snapshot,
 )
 from tests.support.core_builders import endpoint, request
+from tests.support.gateway_kit import until
+from tests.support.view_kit import ask, lines_of, scripted_agent, view_fleet, view_of
 
 
 def known(book: Book, d: Director, name: str) -> None:
@@ -117,3 +123,53 @@ def test_whatever_a_gateway_knew_of_endpoints_it_ends_with_the_truth_once_it_kno
     fleet = Changing()
     script = [("lost", rng.randrange(8), 0), *((word, rng.randrange(8), rng.randrange(4)) for word in words)]
     ends_with_the_truth([*script, *(("known", pick, 0) for pick in range(len(ENDPOINTS)))], fleet)
+
+
+def agents_of(gateway: Gateway) -> list[str]:
+    return [one["source"] for one in view_of(gateway).report()["sources"] if one["source"].startswith("agent/")]
+
+
+async def test_what_runs_at_a_pod_that_is_not_ready_is_followed_to_its_end(tmp_path: Path) -> None:
+    """A probe that fails under load, an agent that drains: clients get their answers, and that is what is recorded."""
+    async with view_fleet(tmp_path, ("d0",), ("d0",)) as fleet:
+        gateways = [await fleet.start(), await fleet.start()]
+        plan = ask(gateways[0], "r").plan
+        assert plan is not None
+        feed = fleet.agents["d0"].feed
+        running = Row(id="r", by=plan.by, phase="prefilling", decode="d0", prompt_tokens=100)
+        feed.say(said.Opened(request=running))
+        await until(lambda: all(view_of(one).book.sources["agent/d0"].keys for one in gateways))
+        for gateway in gateways:
+            gateway.fleet.gone(EndpointId("d0"))
+        assert [len(one.driver.director.ledger) for one in gateways] == [1, 1]
+        feed.say(said.Began(key=running.key))
+        feed.say(said.Ended(key=running.key, outcome="completed", output_tokens=7))
+        await until(lambda: not any(len(one.driver.director.ledger) or agents_of(one) for one in gateways))
+        (line,) = lines_of(gateways[0])
+        assert (line["outcome"], line["output_tokens"]) == ("completed", 7)
+
+
+async def test_a_pod_that_is_ready_again_is_followed_on_and_another_one_of_its_name_from_its_start(
+    tmp_path: Path,
+) -> None:
+    """What the first one held has ended with it."""
+    async with view_fleet(tmp_path, ("d0",), ("d0",)) as fleet:
+        gateway = await fleet.start()
+        plan = ask(gateway, "r").plan
+        assert plan is not None
+        running = Row(id="r", by=plan.by, phase="prefilling", decode="d0", prompt_tokens=100)
+        fleet.agents["d0"].feed.say(said.Opened(request=running))
+        source = view_of(gateway).book.sources["agent/d0"]
+        await until(lambda: bool(source.keys))
+        member = gateway.fleet.members[EndpointId("d0")]
+        gateway.fleet.gone(EndpointId("d0"))
+        gateway.fleet.ready(member.endpoint, proven=True, pod_api=member.pod_api)
+        await asyncio.sleep(2 * TICK_S)
+        assert view_of(gateway).book.sources["agent/d0"] is source
+        assert len(gateway.driver.director.ledger) == 1
+        other = await scripted_agent("d0", incarnation="2")
+        gateway.fleet.ready(member.endpoint, proven=True, pod_api=other.address)
+        assert len(gateway.driver.director.ledger) == 0
+        await until(lambda: view_of(gateway).has_agent(EndpointId("d0")))
+        assert lines_of(gateway)[0]["outcome"] == "cancelled"
+        await other.server.close()

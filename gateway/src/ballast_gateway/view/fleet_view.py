@@ -76,6 +76,8 @@ class FleetView:
         self._subscriptions: dict[str, Subscription] = {}
         self._mine: set[str] = set()
         """Addresses of peers that turned out to be this gateway."""
+        self._leaving: set[str] = set()
+        """Agents that are heard only until what they hold has ended."""
         self._known: set[EndpointId] = set()
         self._inventory = b""
         self._given: dict[str, bytes] = {}
@@ -94,8 +96,16 @@ class FleetView:
     # --- who is followed --------------------------------------------------------------------------------------------
 
     def follow_agents(self, addresses: Mapping[EndpointId, str]) -> None:
-        """These endpoints have agents, at these addresses."""
-        self._follow(_AGENT, {f"{_AGENT}{endpoint_id}": address for endpoint_id, address in addresses.items()})
+        """These endpoints have agents, at these addresses. Those of others are heard until nothing runs there: a pod
+        that is not ready serves what it has."""
+        wanted = {f"{_AGENT}{endpoint_id}": address for endpoint_id, address in addresses.items()}
+        followed = {name: one.address for name, one in self._subscriptions.items() if name.startswith(_AGENT)}
+        self._leaving = {name for name in followed.keys() - wanted.keys() if self._claims(name)}
+        self._follow(_AGENT, {name: followed[name] for name in self._leaving} | wanted)
+
+    def _claims(self, name: str) -> bool:
+        source = self.book.sources.get(name)
+        return source is not None and bool(source.keys)
 
     def follow_peers(self, addresses: Iterable[str]) -> None:
         """These are the gateways of the fleet; this one may be among them."""
@@ -246,11 +256,18 @@ class FleetView:
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(TICK_S, self._tick)  # first of all: a fault of ours must not be the last
         self.book.passes(self._driver.now_s())
+        self._part()
         self._catch_up()
         self.everywhere = self._has_agents()
         self._inventory = self._listed()
         self._give_inventory()
         self._elect()
+
+    def _part(self) -> None:
+        """From agents that were heard only for what they had."""
+        for name in [name for name in self._leaving if not self._claims(name)]:
+            self._leaving.discard(name)
+            self._drop(name)
 
     def _catch_up(self) -> None:
         """Book what runs on endpoints that have become known."""
