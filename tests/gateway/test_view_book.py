@@ -52,7 +52,9 @@ class Share:
         self.tokens += output_tokens
 
 
-def observer(me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS, share: Share | None = None) -> tuple[Book, Director]:
+def observer(
+    me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS, share: books.Share | None = None
+) -> tuple[Book, Director]:
     """`share`: of tenant `t`, the only one whose share is bounded."""
     least = LeastRequests()
     d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares(), profiles=SHIPPED_PROFILES))

@@ -38,6 +38,8 @@ GONE_S: Final = 5.0
 """A source that is away for so long: nothing that it claimed is believed any more."""
 HANDING_OVER_S: Final = 1.0
 """A gateway releases what a holder has. The holder's own word may take another way, and so much longer."""
+PAID_S: Final = 60.0
+"""A tenant's tokens are of a minute: the prompt of a request that began before that counts no more."""
 MOST_ROWS: Final = 100_000
 """Of one source; one that claims more is not believed."""
 _FAULTS: Final = frozenset(map(str, Fault))
@@ -47,7 +49,7 @@ class Share(Protocol):
     """What a tenant of other gateways' requests has, with this one's (`tenants.Tenant`)."""
 
     def began_elsewhere(self, prompt_tokens: int) -> None:
-        """A request is known that another gateway let in."""
+        """A request is known that another gateway let in, with so many tokens that are not paid yet."""
         ...
 
     def ended_elsewhere(self, output_tokens: int) -> None:
@@ -320,7 +322,7 @@ class Book:
                 return
             if row.tenant and not self._is_ours(row) and (share := self._share_of(row.tenant)) is not None:
                 known.share = share
-                share.began_elsewhere(row.prompt_tokens)
+                share.began_elsewhere(row.prompt_tokens if row.age_s < PAID_S else 0)
             self._adopt(known)
             return
         before = known.holder
