@@ -377,6 +377,31 @@ async def test_a_gateway_among_its_own_peers_hears_itself_once_and_leaves_it(tmp
         assert view.leads
 
 
+async def test_a_gateway_that_is_named_by_two_addresses_is_heard_once(tmp_path: Path) -> None:
+    """One list may serve all hosts, and workers know each other on loopback: else each failure would count twice."""
+    async with view_fleet(tmp_path, ("d0", "d1"), ()) as fleet:
+        first, second = await fleet.start(), await fleet.start()
+        port = second.ports["pod_api"]
+        view = view_of(first)
+        view.follow_peers([f"127.0.0.1:{port}", f"localhost:{port}"])
+        await until(lambda: view.connected() == (0, 1) and view.peers() == 1)
+        ask(second, "r")
+        await until(lambda: len(booked(first)) == 1)
+        assert view.book.holder_of(RequestId(next(iter(booked(first))))) is not None
+        view.follow_peers([f"localhost:{port}"])
+        await until(lambda: view.connected() == (0, 1))
+        assert [one["address"] for one in view.report()["sources"]] == [f"localhost:{port}"]
+        view.follow_peers([f"127.0.0.1:{port}", f"localhost:{port}"])
+        await until(lambda: view.peers() == 1)
+        await second.close()
+        fleet.gateways.remove(second)
+        await until(lambda: view.connected() == (0, 0) and view.peers() == 2)
+        third = await fleet.start([first], podApi={"tokenFile": str(tmp_path / "token"), "port": port})
+        view.follow_peers([f"127.0.0.1:{port}", f"localhost:{port}"])
+        await until(lambda: view.connected() == (0, 1) and view.peers() == 1)
+        assert list(view.gateways()) == [view_of(third).me]
+
+
 async def test_another_gateway_of_the_same_name_is_not_taken_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,9 +144,14 @@ class Source:
     """While its snapshot comes in parts: what it claimed before, and what has not been in it so far."""
 
     @property
+    def is_there(self) -> bool:
+        """Whether its connection holds."""
+        return self.lost_s == math.inf
+
+    @property
     def connected(self) -> bool:
         """Whether it speaks now."""
-        return self.heard and self.lost_s == math.inf
+        return self.heard and self.is_there
 
 
 class Book:

@@ -76,6 +76,9 @@ class FleetView:
         self._subscriptions: dict[str, Subscription] = {}
         self._mine: set[str] = set()
         """Addresses of peers that turned out to be this gateway."""
+        self._peers: tuple[str, ...] = ()
+        self._also: dict[str, str] = {}
+        """Peers that turned out to be one which is heard at another address: as which."""
         self._leaving: set[str] = set()
         """Agents that are heard only until what they hold has ended."""
         self._known: set[EndpointId] = set()
@@ -110,7 +113,14 @@ class FleetView:
     def follow_peers(self, addresses: Iterable[str]) -> None:
         """These are the gateways of the fleet; this one may be among them."""
         self._peers_known = True
-        self._follow(_PEER, {f"{_PEER}{address}": address for address in addresses if address not in self._mine})
+        self._peers = tuple(addresses)
+        self._follow_each_once()
+
+    def _follow_each_once(self) -> None:
+        """Of several addresses of one gateway, such as a worker's on loopback and its host's, one is followed."""
+        wanted = {f"{_PEER}{address}": address for address in self._peers if address not in self._mine}
+        self._also = {name: heard for name, heard in self._also.items() if name in wanted and heard in wanted}
+        self._follow(_PEER, {name: address for name, address in wanted.items() if name not in self._also})
 
     def _follow(self, kind: str, wanted: Mapping[str, str]) -> None:
         for name, subscription in list(self._subscriptions.items()):
@@ -219,10 +229,14 @@ class FleetView:
                 if message.incarnation != self._incarnation:
                     raise BadMessage(f"it is called {self.me}, as this gateway is: give each host a name of its own")
                 self._mine.add(address)
-                self._loop.call_soon(self._forget_myself, name)
+                self._loop.call_soon(self._leave, name)
+                return
+            if (heard := self._heard_as(name, message)) is not None:
+                self._also[name] = heard
+                self._loop.call_soon(self._leave, name)
                 return
             self._given.pop(name, None)
-        elif name.removeprefix(_PEER) in self._mine:
+        elif name.removeprefix(_PEER) in self._mine or name in self._also:
             return
         self._book(name, message)
         if isinstance(message, said.Snapshot | said.Part) and not message.more:
@@ -240,13 +254,24 @@ class FleetView:
             _log.exception("a line of a source cannot be booked", extra={"source": name})
             raise BadMessage(f"a line cannot be booked: {error!r}") from error
 
-    def _forget_myself(self, name: str) -> None:
+    def _heard_as(self, name: str, snapshot: said.Snapshot) -> str | None:
+        """By which other name a peer is heard."""
+        if not name.startswith(_PEER):
+            return None
+        them = (snapshot.holder, snapshot.incarnation)
+        others = ((other, one) for other, one in self.book.sources.items() if other.startswith(_PEER) and other != name)
+        return next((other for other, one in others if one.is_there and (one.holder, one.incarnation) == them), None)
+
+    def _leave(self, name: str) -> None:
         if name in self._subscriptions:
             self._drop(name)
 
     def _lost(self, name: str) -> None:
         self.book.lost(name, self._driver.now_s())
         self._driver.life_signs.heard(name, {}, self._loop.time())
+        if name in self._also.values():
+            self._also = {other: heard for other, heard in self._also.items() if heard != name}
+            self._follow_each_once()
         self.everywhere = self._has_agents()
         self._elect()
 
