@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ballast_api.signatures import NotSigned, Recipients, Signed, mac, refusal_of, signature_of
 from ballast_core.model import Role
-from ballast_gateway.podapi import messages
+from ballast_gateway.podapi import auth, messages
 from ballast_gateway.podapi.auth import SKEW_S, FirstCall, Guard, TokenFile
 from ballast_gateway.podapi.plan import LIFE_S, Part, Place, Plan, PlanRefused, sign, verify
 
@@ -131,6 +131,22 @@ def test_clocks_may_differ_within_limits(ahead_s: int, why: str) -> None:
     stranger = signed(b"another-token-of-16", at_s=1e9 + ahead_s)
     with pytest.raises(NotSigned, match="needs a call signed with the fleet's token"):
         Clock().guard().check(stranger.authorization, "POST", "/ballast/v1/drain", b"{}")
+
+
+def test_a_clock_that_is_set_back_leaves_room_for_the_calls_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken before may come again once it is that late again; all else is forgotten in its time."""
+    monkeypatch.setattr(auth, "_MOST_NONCES", 4)
+    clock = Clock(unix_s=1e9 + 86_400)
+    guard = clock.guard()
+    early = signed(at_s=clock.unix_s)
+    assert guard.check(early.authorization, "POST", "/ballast/v1/drain", b"{}")
+    clock.unix_s = 1e9
+    for _ in range(20):
+        clock.unix_s += auth.SKEW_S
+        assert guard.check(signed(at_s=clock.unix_s).authorization, "POST", "/ballast/v1/drain", b"{}")
+    clock.unix_s = 1e9 + 86_400
+    with pytest.raises(NotSigned, match="made before"):
+        guard.check(early.authorization, "POST", "/ballast/v1/drain", b"{}")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Callable
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
@@ -69,8 +70,10 @@ class Guard:
         self._unix_s = unix_s
         self.recipient = secrets.token_hex(NONCE_DIGITS // 2)
         """For whom callers sign; another one after each start."""
-        self._seen: dict[str, float] = {}
-        """Nonces and the times up to which they could come again, oldest first."""
+        self._seen: set[str] = set()
+        """Nonces that could come again."""
+        self._until: list[tuple[float, str]] = []
+        """A heap of them by the times up to which they could: a clock may be set back."""
 
     def check(self, authorization: str, method: str, target: str, body: bytes) -> str:
         """The proof for the answer, empty for a bearer token. Raises `NotSigned`."""
@@ -115,13 +118,12 @@ class Guard:
             )
         if nonce in self._seen:
             raise NotSigned("this very call was made before: sign each call anew")
-        for old, until_s in list(self._seen.items()):
-            if until_s >= now_s:
-                break
-            del self._seen[old]
+        while self._until and self._until[0][0] < now_s:
+            self._seen.discard(heappop(self._until)[1])
         if len(self._seen) >= _MOST_NONCES:  # nobody is let in rather than somebody twice
             raise NotSigned(f"{_MOST_NONCES} signed calls came within {2 * SKEW_S} s, more than can be remembered")
-        self._seen[nonce] = now_s + 2 * SKEW_S  # its time may lie ahead by SKEW_S
+        self._seen.add(nonce)
+        heappush(self._until, (now_s + 2 * SKEW_S, nonce))  # its time may lie ahead by SKEW_S
 
 
 class FirstCall(NotSigned):
