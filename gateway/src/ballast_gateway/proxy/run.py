@@ -237,7 +237,7 @@ class Run:
         self._asked, self._after = exchange, after
         decodes = isinstance(exchange, Relay)
         if self._trace is not None:
-            self._trace.asks("decode" if decodes else "prefill", endpoint)
+            self._trace.asks("decode" if decodes else "prefill" if path is None else "last tokens", endpoint)
         if not decodes:
             self._owed = self._resources.life_signs.of(endpoint.id)
             self._owed.owe(self._resources.loop.time())
