@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support.engine_sim import engine_sim, eventually, metric
-from tests.support.gateway_kit import Answer, endpoints_text, post, raw_exchange
+from tests.support.gateway_kit import Answer, endpoints_text, post, raw_exchange, running_gateway
 
 COMMAND = [sys.executable, "-m", "ballast_cli", "gateway", "--config"]
 PATH = "/v1/completions"
@@ -158,6 +158,21 @@ async def test_connections_without_requests_close_at_once_and_others_after_their
         for writer in (idle_writer, fresh_writer):
             writer.close()
         assert (await running.ended())[0] == 0
+
+
+async def test_a_gateway_that_ends_is_not_made_ready_again(tmp_path: Path) -> None:
+    """An order to drain no more is about an order before it, not about its end."""
+    async with running_gateway(tmp_path, {}, wait=False, limits={"drainGraceS": 0.5}) as running:
+        draining = "draining: the gateway is about to stop"
+        gateway = running.gateway
+        for on in (True, False):
+            gateway._asked_to_drain(on)
+            assert (draining in gateway.not_ready()) is on
+        ending = asyncio.create_task(gateway.drain())
+        await asyncio.sleep(0)
+        gateway._asked_to_drain(False)
+        assert draining in gateway.not_ready()
+        await ending
 
 
 @pytest.mark.rotating(3)

@@ -177,12 +177,12 @@ async def test_who_holds_it_goes_on_to_lead_when_a_note_comes_between(server: Le
 
 
 async def test_gateways_say_which_settings_they_have_and_withdraw_it(server: LeaseServer) -> None:
-    """Each by an annotation of its own; what could not be written is written again."""
+    """Each by an annotation of its own, whose key has no colon; what could not be written is written again."""
     server.answer("POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases", {"metadata": {"name": "fleet"}})
     configuration = kubernetes.Configuration(host=f"http://127.0.0.1:{server.port}")
     configuration.retries = None
     async with kubernetes.ApiClient(configuration) as api:
-        one, two = (SettingsReport(api, "ns", "fleet", me, retry_s=QUICK_S) for me in ("one", "two"))
+        one, two = (SettingsReport(api, "ns", "fleet", me, retry_s=QUICK_S) for me in ("one", "two:9005"))
         tasks = [asyncio.create_task(each.run()) for each in (one, two)]
 
         def said() -> dict[str, str]:
@@ -194,7 +194,7 @@ async def test_gateways_say_which_settings_they_have_and_withdraw_it(server: Lea
         await asyncio.sleep(2 * QUICK_S)
         two.say("bbbbbbbbbb", "limits.novel: is not a field")
         server.down = False
-        await until(lambda: said() == {"one": "aaaaaaaaaa", "two": "bbbbbbbbbb limits.novel: is not a field"})
+        await until(lambda: said() == {"one": "aaaaaaaaaa", "two_9005": "bbbbbbbbbb limits.novel: is not a field"})
         one.say("bbbbbbbbbb", "")
         await until(lambda: said()["one"] == "bbbbbbbbbb")
         await two.withdraw()

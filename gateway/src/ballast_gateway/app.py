@@ -130,7 +130,7 @@ class Gateway:
         self._loop = loop
         self._context = copy_context()
         """By which log lines know whose they are."""
-        self._draining = False
+        self._draining = self._ends = False
         self.failed = asyncio.Event()
         """Set when the gateway cannot continue."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -406,7 +406,7 @@ class Gateway:
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it is ready."""
         reasons = self._unsettled()
-        if self._draining:
+        if self._draining or self._ends:
             reasons.append("draining: the gateway is about to stop")
         if self.settings.face.serves_proxy and "proxy" not in self.ports:
             reasons.append("the proxy face does not listen yet")
@@ -435,7 +435,7 @@ class Gateway:
     async def drain(self) -> bool:
         """Report not ready, serve for the grace period, then finish the running requests. False if one was cut off."""
         limits = self.settings.limits
-        self._draining = True
+        self._ends = True
         if self.proxy is not None:
             self.proxy.prepare_drain()
         if self.picker is not None:

@@ -405,7 +405,7 @@ class PodApi(ApiModel):
 
 
 class KubernetesPeers(ApiModel):
-    """The other gateways are the ready pods that a label selector finds; their annotation
+    """The other gateways are the pods that a label selector finds; their annotation
     serving.ballast.dev/pod-api-port names the port. One of them leads by a Lease of that namespace."""
 
     namespace: NonEmptyStr

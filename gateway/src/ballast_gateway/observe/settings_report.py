@@ -34,7 +34,7 @@ class SettingsReport:
         self._api = api
         self._retry_s = retry_s
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases/{quote(lease)}"
-        self._key = f"{names.ANNOTATION_SETTINGS}{me}"
+        self._key = f"{names.ANNOTATION_SETTINGS}{me.replace(':', '_')}"  # keys have no colon, names may have a port
         self._due = asyncio.Event()
         self._value = ""
 
