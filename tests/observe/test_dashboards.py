@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ballast_api.metrics import GATEWAY, METRICS, OPERATOR, TARGET_LABELS
+from ballast_api.gateway_metrics import GATEWAY
+from ballast_api.metric_declaring import TARGET_LABELS
+from ballast_api.metrics import METRICS, OPERATOR
 from dashboards.everything import DASHBOARDS, generated_files
 from dashboards.rules import ALERTS, GATEWAYS_GONE, RECORDINGS
 from tests.support.promql import as_asked, named

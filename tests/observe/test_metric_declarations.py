@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 from prometheus_client import generate_latest
 
-from ballast_api.metrics import AGENT, GATEWAY, LABELS, METRICS, OPERATOR
+from ballast_api.gateway_metrics import GATEWAY
+from ballast_api.metric_declaring import LABELS
+from ballast_api.metrics import AGENT, METRICS, OPERATOR
 from ballast_gateway.agent.metrics import Counts, exposition
 from ballast_operator.metrics import OperatorMetrics
 from tests.support.gateway_kit import running_gateway

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ballast_api.metrics import GATEWAY, OPERATOR, Metric
+from ballast_api.gateway_metrics import GATEWAY
+from ballast_api.metric_declaring import Metric
+from ballast_api.metrics import OPERATOR
 from tests.support.testbed_programs import helm
 
 SCRAPED = frozenset({"namespace", "pod", "container", "endpoint", "job", "instance"})

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ballast_api.metrics import METRICS, Kind, Metric
+from ballast_api.metric_declaring import Kind, Metric
+from ballast_api.metrics import METRICS
 
 
 def counter(name: str, registry: CollectorRegistry) -> Counter:

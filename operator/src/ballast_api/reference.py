@@ -12,8 +12,10 @@ from pydantic.alias_generators import to_camel
 from ballast_api.common import API_VERSION, Resource
 from ballast_api.conditions import CONDITION_SENTENCES, REASON_SENTENCES
 from ballast_api.crds import resource_schema
+from ballast_api.gateway_metrics import GATEWAY
 from ballast_api.gateway_settings import GatewayTuning
-from ballast_api.metrics import AGENT, GATEWAY, LABELS, OPERATOR, Metric
+from ballast_api.metric_declaring import LABELS, Metric
+from ballast_api.metrics import AGENT, OPERATOR
 from ballast_api.settings_changes import restarting_fields
 from ballast_api.structural import Schema, json_schema_of, paragraph, rewrite
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers

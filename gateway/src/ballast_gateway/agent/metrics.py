@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ballast_api.metrics import METRICS, Metric
+from ballast_api.metric_declaring import Metric
+from ballast_api.metrics import METRICS
 from ballast_gateway.records import MoveOutcome, RequestRecord
 
 
