@@ -26,6 +26,7 @@ from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
+from ballast_gateway.proxy.decode_legs import decode_body, decode_leg
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import (
     Job,
@@ -38,10 +39,8 @@ from ballast_gateway.proxy.legs import (
     refused,
 )
 from ballast_gateway.proxy.life import CROSSING, MOVING, Action, Event, Life, State
-from ballast_gateway.proxy.named_events import meter_of
 from ballast_gateway.proxy.orders import ACTIONS, Orders
-from ballast_gateway.proxy.relay import HeldRelay, Relay
-from ballast_gateway.proxy.sse import TokenMeter
+from ballast_gateway.proxy.relay import Relay
 from ballast_gateway.proxy.ways_on import kind_of_failure, may_leave
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.tickets import Rejected, Ticket
@@ -461,8 +460,8 @@ class Run:
         """Send the decode leg's request; the relay follows its answer."""
         course = self._course
         self._job.record.decode = course.endpoint.id
-        body = self._decode_body()
-        leg = self._leg = self._new_leg()
+        body = decode_body(self._job, course, self.life.state)
+        leg = self._leg = decode_leg(self, self._job, course, self._resources, self.life.state)
         course.handle = course.rest = None
         course.due_s = NEVER_S
         self._ask(course.endpoint, body, leg, Run._followed)
@@ -486,40 +485,6 @@ class Run:
         record.output_tokens = max(record.output_tokens, leg.tokens)
         if self._job.held is not None:
             record.measured_prompt_tokens = self._job.held.prompt_tokens
-
-    def _decode_body(self) -> bytes:
-        course, generation, held = self._course, self._job.generation, self._job.held
-        if self.life.state is not State.OPENING:
-            return self._held.continuation(course.handle)
-        body = generation.decode_body(course.handle) if course.rest is None else course.rest.body
-        return body if held is None else held.first_body(body)
-
-    def _new_leg(self) -> Relay:
-        job, course, resources, state = self._job, self._course, self._resources, self.life.state
-        due_s = min(resources.loop.time() + resources.prefill_timeout_s, course.due_s)
-        if course.rest is not None:
-            due_s = min(due_s, course.rest.due_s)
-        signs = resources.life_signs.of(course.endpoint.id)
-        continues, idle_timeout_s = state is not State.OPENING, resources.idle_timeout_s
-        if job.held is None:
-            asked = job.generation
-            most = asked.most_output_tokens
-            return Relay(
-                *(self, job.client, resources.loop, signs),
-                streams=asked.stream,
-                continues=continues,
-                due_s=due_s,
-                idle_timeout_s=idle_timeout_s,
-                meter=meter_of(job.path, most) if asked.passed else TokenMeter(most, choices=asked.choices),
-            )
-        job.held.begin_leg()
-        return HeldRelay(
-            *(self, job.client, resources.loop, signs, job.held),
-            continues=continues,
-            due_s=due_s,
-            idle_timeout_s=idle_timeout_s,
-            until_token=state in CROSSING,
-        )
 
     def _kind_of_failure(self) -> Event:
         return kind_of_failure(self._job, self._leg, rescue=self._rescues)
