@@ -318,3 +318,22 @@ async def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, 
     """Before anything is sent."""
     with pytest.raises(ValueError, match=message):
         await run_load(settings(1, **changes), generate("chat", duration_s=1))
+
+
+@pytest.mark.parametrize(("time_scale", "attainment"), [(1.0, 0.0), (10.0, 1.0)])
+async def test_a_gap_between_tokens_counts_against_its_threshold(time_scale: float, attainment: float) -> None:
+    """Three tokens, the last of them 0.2 s late: above 0.1 s, unless the workload's time is stretched tenfold."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(STREAM + CHUNK + CHUNK)
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.write(CHUNK + b"data: [DONE]\n\n")
+        writer.close()
+
+    rows = [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=3)]
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        report = await run_load(settings(port, objective=Objective(tbt_s=0.1), time_scale=time_scale), rows)
+    assert (report.completed, report.attainment, report.slo) == (1, attainment, {"tbt": 0.1})

@@ -6,6 +6,7 @@ test would then measure the client.
 
 import asyncio
 import json
+import math
 import re
 import ssl
 import time
@@ -28,6 +29,8 @@ class StreamOutcome:
     first_token_s: float | None = None
     last_token_s: float | None = None
     chunks: int = 0
+    late_gaps: int = 0
+    """Times between two chunks above the client's `late_after_s`."""
     output_tokens: int | None = None
     done: bool = False
     error: str | None = None
@@ -36,7 +39,8 @@ class StreamOutcome:
 class _Connection(asyncio.Protocol):
     """One connection; carries one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_after_s: float) -> None:
+        self._late_after_s = late_after_s
         self._outcome = StreamOutcome()
         self._finished: asyncio.Future[None] | None = None
         self._buffer = b""
@@ -109,8 +113,11 @@ class _Connection(asyncio.Protocol):
 
     def _token(self, now_s: float) -> None:
         outcome = self._outcome
-        if outcome.first_token_s is None:
+        before_s = outcome.last_token_s
+        if before_s is None:
             outcome.first_token_s = now_s
+        elif now_s - before_s > self._late_after_s:
+            outcome.late_gaps += 1
         outcome.last_token_s = now_s
         outcome.chunks += 1
 
@@ -180,7 +187,13 @@ def _address(base_url: str) -> tuple[str, int, SplitResult]:
 class StreamClient:
     """Sends completion requests to one base URL."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, connect_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        connect_timeout_s: float = 10.0,
+        late_after_s: float = math.inf,
+    ) -> None:
         """Raises SettingError naming what is wrong with the URL or the key."""
         self._host, self._port, parts = _address(base_url)
         if api_key and not (api_key.isascii() and api_key.isprintable()):
@@ -193,6 +206,7 @@ class StreamClient:
             f"{authorization}accept: text/event-stream\r\n"
         )
         self._connect_timeout_s = connect_timeout_s
+        self._late_after_s = late_after_s
         self._idle: list[_Connection] = []
 
     async def completion(self, body: bytes, timeout_s: float, request_id: str) -> StreamOutcome:
@@ -226,7 +240,9 @@ class StreamClient:
             if connection.reusable:
                 return connection
         async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._late_after_s), self._host, self._port, ssl=self._tls
+            )
         return connection
 
     def close(self) -> None:

@@ -68,7 +68,9 @@ class _Run:
         self.results: list[RequestResult] = []
         self.late_s: list[float] = []
         self.sent = self.failed = self.output_tokens = 0
-        self._client = StreamClient(settings.url, settings.api_key)
+        tbt_s = None if settings.objective is None else settings.objective.tbt_s
+        late_after_s = math.inf if tbt_s is None else tbt_s * settings.time_scale
+        self._client = StreamClient(settings.url, settings.api_key, late_after_s=late_after_s)
         self._prompts = PromptMaker(settings.model, settings.prompt_kind, settings.seed)
         self.start_s = time.monotonic()
 
@@ -118,6 +120,7 @@ class _Run:
                 received_tokens=received,
                 first_token_s=self._workload_s(outcome.first_token_s),
                 last_token_s=self._workload_s(outcome.last_token_s),
+                late_gaps=outcome.late_gaps,
                 failed_s=None if reason is None else self._workload_s(time.monotonic()),
                 status=outcome.status,
                 reason=reason,

@@ -26,6 +26,8 @@ class RequestResult:
     received_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
+    late_gaps: int = 0
+    """Gaps between its tokens above the objective's `tbt_s`; 0 without one."""
     failed_s: float | None = None
     """When it was known that it would not complete."""
     status: int = 0
@@ -55,10 +57,10 @@ class RequestResult:
         return (self.last_token_s - self.first_token_s) / (self.received_tokens - 1)
 
     def meets(self, objective: Objective) -> bool:
-        """Whether it completed within every threshold; one token has no TPOT and meets it."""
+        """Whether it completed within every threshold; one token has no TPOT and no gap, and meets both."""
         measured = ((objective.ttft_s, self.ttft_s), (objective.tpot_s, self.tpot_s), (objective.e2e_s, self.e2e_s))
         within = all(limit is None or value is None or value <= limit for limit, value in measured)
-        return self.completed and within
+        return self.completed and within and objective.allows(self.late_gaps, self.received_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +178,5 @@ def build_report(
 def _thresholds(objective: Objective | None) -> dict[str, float] | None:
     if objective is None:
         return None
-    named = {"ttft": objective.ttft_s, "tpot": objective.tpot_s, "e2e": objective.e2e_s}
+    named = {"ttft": objective.ttft_s, "tpot": objective.tpot_s, "e2e": objective.e2e_s, "tbt": objective.tbt_s}
     return {name: value for name, value in named.items() if value is not None}

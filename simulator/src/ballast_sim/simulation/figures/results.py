@@ -12,15 +12,10 @@ from ballast_sim.simulation.requests.records import Record
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
 
-LATE_PERCENT = 1
-"""A request meets a TBT objective if at most this share of its gaps is longer: its own P99 is within it."""
-
 
 def meets(record: Record, objective: Objective) -> bool:
     """Whether a request ended within every threshold. One token has no TPOT and no gap, and meets both."""
-    if not record.completed:
-        return False
-    if objective.tbt_s is not None and 100 * record.late_gaps > LATE_PERCENT * (record.generated_tokens - 1):
+    if not record.completed or not objective.allows(record.late_gaps, record.generated_tokens):
         return False
     measured = ((objective.ttft_s, record.ttft_s), (objective.tpot_s, record.tpot_s), (objective.e2e_s, record.e2e_s))
     return all(limit is None or value is None or value <= limit for limit, value in measured)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ballast_sim.settings import SettingError
 
+LATE_PERCENT = 1
+"""A request meets a TBT objective if at most this share of its gaps is longer: its own P99 is within it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -16,6 +19,10 @@ class Objective:
     e2e_s: float | None = None
     tbt_s: float | None = None
     """Time between tokens: of the gaps between a request's tokens, 99 % must be within it."""
+
+    def allows(self, late_gaps: int, tokens: int) -> bool:
+        """Whether a request of so many tokens may have so many gaps above `tbt_s`. One token has no gap."""
+        return self.tbt_s is None or 100 * late_gaps <= LATE_PERCENT * (tokens - 1)
 
     @classmethod
     def parse(cls, text: str) -> Objective:
