@@ -213,7 +213,7 @@ async def test_a_request_that_takes_too_long_is_given_up() -> None:
 
 
 def test_prompts_share_exactly_what_their_ids_share() -> None:
-    """Same leading ids, same tokens; a partial block begins as the whole one; another seed, other tokens."""
+    """Same leading ids of either sign, same tokens; a partial block begins as the whole one; seeds differ."""
     maker = PromptMaker("m", "ids", 1)
 
     def prompt(index: int, ids: tuple[int, ...], tokens: int, made: PromptMaker = maker) -> list[int]:
@@ -226,6 +226,7 @@ def test_prompts_share_exactly_what_their_ids_share() -> None:
     assert first[:32] == second[:32]
     assert first[32:40] != second[32:]
     assert prompt(2, (1, 2, 3), 40) == first[:40]
+    assert prompt(5, (-1, 2), 32) == prompt(6, (-1, 2), 32) != prompt(7, (1, 2), 32)
     assert prompt(3, (1,), 40)[16:] != prompt(4, (1,), 40)[16:]
     assert prompt(0, (1, 2, 3), 48, PromptMaker("m", "ids", 2)) != first
 

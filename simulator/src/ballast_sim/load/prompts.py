@@ -42,7 +42,7 @@ class PromptMaker:
             count = min(size, request.input_tokens - covered)
             if count <= 0:
                 break
-            pieces.append(self._block(block_id, size) if count == size else self._draw((1, block_id), count, size))
+            pieces.append(self._block(block_id, size) if count == size else self._draw(_key(block_id), count, size))
             covered += count
         if covered < request.input_tokens:
             pieces.append(self._draw((2, index), request.input_tokens - covered))
@@ -54,7 +54,7 @@ class PromptMaker:
         key = (block_id, size)
         text = self._blocks.get(key)
         if text is None:
-            text = self._blocks[key] = self._draw((1, block_id), size)
+            text = self._blocks[key] = self._draw(_key(block_id), size)
             if len(self._blocks) > _CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         return text
@@ -67,3 +67,8 @@ class PromptMaker:
             return "".join(_WORDS[number] for number in numbers.tolist())
         ids = rng.integers(FIRST_ID, LAST_ID, out_of or count)[:count]
         return ",".join(map(str, ids.tolist()))
+
+
+def _key(block_id: int) -> tuple[int, int]:
+    """Of a block; seeds have no signs, and hashes of 64 bits may."""
+    return (1, block_id) if block_id >= 0 else (3, -block_id)
