@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -37,3 +40,16 @@ def test_each_kind_of_failure_has_its_first_reason_on_one_line() -> None:
         "  timeout: 1, the first one: late",
     ]
     assert report.as_json()["reasons"] == {"status_404": "no\nsuch \x1b[31mmodel", "timeout": "late"}
+
+
+@pytest.mark.parametrize(("limit", "kinds"), [("-Sn", ["timeout: 80"]), ("-n", ["not_sent: ", "timeout: "])])
+def test_a_limit_on_open_files_is_no_failure_of_the_server(limit: str, kinds: list[str]) -> None:
+    """80 requests in flight where 60 files may be open: a soft limit is raised, a hard one is said to be our own."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        command = [sys.executable, "-m", "ballast_cli", "load", "--model", "m", "--rate", "1000", "--limit", "80"]
+        command += ["--timeout", "1", "--url", f"http://127.0.0.1:{listening.getsockname()[1]}"]
+        limited = ["sh", "-c", f'ulimit {limit} 60; exec "$@"', "sh", *command]
+        done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    found = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [line.startswith(kind) for line, kind in zip(found, kinds, strict=True)] == [True] * len(kinds)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ballast_sim.workloads import WorkloadRequest
 
 
+_OTHER_FILES = 256
+"""Beside connections."""
+
+
 def load_command(
     *,
     url: Annotated[str, typer.Option(help="Base URL of the server, such as http://127.0.0.1:8000.")],
@@ -100,8 +104,19 @@ def _run(settings: "LoadSettings", requests: "Sequence[WorkloadRequest]") -> "Lo
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         return await run_load(settings, requests, _show if sys.stderr.isatty() else None, stop)
 
+    _allow_files(settings.max_in_flight + _OTHER_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the limit on open files, as far as may be: each request in flight has a connection."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _show(progress: "Progress") -> None:

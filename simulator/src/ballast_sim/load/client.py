@@ -5,6 +5,7 @@ test would then measure the client.
 """
 
 import asyncio
+import errno
 import json
 import math
 import re
@@ -18,6 +19,8 @@ import httptools
 
 from ballast_sim.settings import SettingError
 
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL})
+"""Why this machine may open no connection, whatever the server does: open files, or ports."""
 _RARE = re.compile(rb'"usage"\s*:\s*\{|"error"')
 
 
@@ -216,6 +219,8 @@ class StreamClient:
             connection = await self._connection(loop)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: a host that cannot be a name
             reason = error.strerror if isinstance(error, OSError) and error.strerror else (str(error) or "timed out")
+            if isinstance(error, OSError) and error.errno in _OWN_LIMITS:
+                return StreamOutcome(error=f"this machine has no more connections: {reason}: not sent")
             return StreamOutcome(error=f"cannot connect to {self._host}:{self._port}: {reason}")
         head = f"{self._head}x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
         outcome, finished = connection.send(head.encode() + body)
