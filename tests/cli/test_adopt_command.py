@@ -120,6 +120,14 @@ def test_lengths_are_read_as_vllm_reads_them(value: str, length: int) -> None:
     assert not any(value in entry.get("args", []) for entry in spec["pools"])
 
 
+def test_short_options_behind_one_that_has_a_field_are_kept() -> None:
+    """`-q` is vLLM's quantization, and `-tp` is written in either way; a number below 0 is a value."""
+    adopted = adopt(_with_arguments("--max-model-len", "8192", "-q", "awq", "-tp=2", "-O3", "--seed", "-1"))
+    (prefill, _) = adopted.manifest["spec"]["pools"]
+    assert prefill["args"] == ["-q", "awq", "-O3", "--seed", "-1"]
+    assert "2 x " in said(adopted, "pool prefill: hardware")
+
+
 @pytest.mark.parametrize(
     ("option", "value", "field", "stays"),
     [

@@ -101,7 +101,7 @@ def _taken_apart(words: Sequence[str]) -> tuple[str, tuple[Option, ...]]:
 
 
 def _is_option(word: str) -> bool:
-    return word in _SHORT or re.match(r"--[A-Za-z]", word) is not None
+    return re.match(r"--?[A-Za-z]", word) is not None
 
 
 def _option(words: Sequence[str]) -> Option:
