@@ -265,6 +265,18 @@ def test_a_slow_engine_takes_its_factor_longer() -> None:
     assert (fast.e2e_s or 0.0) + 1.3 < (half.records[0].e2e_s or 0.0) < (fast.e2e_s or 0.0) + 1.4
 
 
+@pytest.mark.parametrize("kind", [{"kind": "slow", "factor": 5}, {"kind": "crash"}])
+def test_the_order_of_a_script_does_not_matter(kind: dict[str, object]) -> None:
+    """The second failure begins when the first one ends; written first, it was over as soon as it had begun."""
+    lasts = "down_s" if kind["kind"] == "crash" else "for_s"
+    script = [{"at_s": at_s, "endpoint": "d000", lasts: 5, **kind} for at_s in (2, 7)]
+    one, other = (
+        [record.last_token_s for record in simulate("1P2D@h20-qwen3-32b", jobs(60, 4.0, seed=1), entries).records]
+        for entries in (script, script[::-1])
+    )
+    assert one == other
+
+
 def test_when_every_endpoint_is_gone_requests_are_rejected() -> None:
     """With the reason that a client would get."""
     script: list[dict[str, object]] = [

@@ -12,8 +12,11 @@ from ballast_sim.simulation.world.world import World
 
 
 def schedule(failures: Iterable[Failure], kernel: Kernel, world: World, gateways: Gateways) -> None:
-    """Schedule the begin and the end of every failure. Gateways notice failures by scrapes, a drain by discovery."""
-    for failure in failures:
+    """Schedule the begin and the end of every failure. Gateways notice failures by scrapes, a drain by discovery.
+
+    Of two that meet at one time the first ends before the second begins, in whatever order they are written.
+    """
+    for failure in sorted(failures, key=lambda one: one.at_s):
         endpoint = failure.endpoint
         match failure.kind:
             case FailureKind.CRASH:
