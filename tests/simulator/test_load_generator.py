@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ballast_sim.load import LoadSettings, Progress, RequestResult, build_report, run_load
+from ballast_sim.load import LoadSettings, Progress, RequestResult, build_report, client, run_load
 from ballast_sim.load.prompts import PromptMaker
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest, generate
@@ -149,6 +149,31 @@ async def test_a_server_that_misbehaves_is_reported_not_raised(answer: bytes, ki
         report = await run_load(settings(port), [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=3)])
     assert report.errors == {kind: 1}
     assert report.failures[0].reason
+
+
+@pytest.mark.parametrize(("most_idle_s", "connections"), [(4.0, 1), (0.05, 3)])
+async def test_connections_that_a_server_may_be_closing_are_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, most_idle_s: float, connections: int
+) -> None:
+    """Three requests, 0.2 s apart: one connection is enough, unless it may not be idle so long."""
+    monkeypatch.setattr(client, "MOST_IDLE_S", most_idle_s)
+    rows = [WorkloadRequest(arrival_s=0.2 * n, input_tokens=5, output_tokens=1) for n in range(3)]
+    answer = CHUNK + b"data: [DONE]\n\n"
+    head = STREAM.replace(b"connection: close", b"content-length: %d" % len(answer))
+    opened: list[asyncio.BaseTransport] = []
+
+    class Kept(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            opened.append(transport)
+
+        def data_received(self, data: bytes) -> None:
+            transport = opened[-1]
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(head + answer)
+
+    async with await asyncio.get_running_loop().create_server(Kept, "127.0.0.1", 0) as server:
+        report = await run_load(settings(server.sockets[0].getsockname()[1]), rows)
+    assert (report.completed, len(opened)) == (3, connections)
 
 
 async def test_a_generator_that_is_behind_sends_what_is_due_before_it_makes_more(

@@ -19,6 +19,9 @@ import httptools
 
 from ballast_sim.settings import SettingError
 
+MOST_IDLE_S = 4.0
+"""How long a connection may have been idle and is used again. vLLM's server closes them after 5 s, and a request that
+meets the close has no answer."""
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL})
 """Why this machine may open no connection, whatever the server does: open files, or ports."""
 _RARE = re.compile(rb'"usage"\s*:\s*\{|"error"')
@@ -50,6 +53,7 @@ class _Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._streaming = False
         self.reusable = True
+        self.idle_since_s = 0.0
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
 
@@ -234,6 +238,7 @@ class StreamClient:
             connection.close()
             raise
         if connection.reusable:
+            connection.idle_since_s = time.monotonic()
             self._idle.append(connection)
         else:
             connection.close()
@@ -242,8 +247,9 @@ class StreamClient:
     async def _connection(self, loop: asyncio.AbstractEventLoop) -> _Connection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.reusable:
+            if connection.reusable and time.monotonic() - connection.idle_since_s < MOST_IDLE_S:
                 return connection
+            connection.close()
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: _Connection(self._late_after_s), self._host, self._port, ssl=self._tls
