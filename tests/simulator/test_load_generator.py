@@ -52,6 +52,17 @@ async def test_text_prompts_have_as_many_tokens_as_asked() -> None:
         assert await metric(client, "vllm:prompt_tokens_total") == sum(row.input_tokens for row in SMALL[:5])
 
 
+@pytest.mark.parametrize(("prompt_seed", "cached"), [(None, False), (7, True)])
+async def test_a_second_run_finds_the_prompts_of_the_first_in_no_cache(prompt_seed: int | None, cached: bool) -> None:
+    """Unless both are to have the same tokens."""
+    rows = [WorkloadRequest(arrival_s=0, input_tokens=100, output_tokens=2)] * 3
+    async with engine_sim() as (server, client):
+        for _ in range(2):
+            report = await run_load(settings(server.port, prompt_seed=prompt_seed), rows)
+            assert report.failed == 0
+        assert (await metric(client, "vllm:prefix_cache_hits_total") > 0) is cached
+
+
 @pytest.mark.rotating(3)
 async def test_stretched_time_is_reported_in_the_time_of_the_workload() -> None:
     """Arrivals and engine both three times as slow: the wall time is, the report is not."""

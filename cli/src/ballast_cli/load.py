@@ -40,7 +40,11 @@ def load_command(
     slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05.")] = None,
     prompts: Annotated[str, typer.Option(help="Prompts as token `ids` or as `text`.")] = "ids",
     timeout: Annotated[float, typer.Option(help="Seconds for one request."), Sets("timeout_s")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and lengths.")] = 0,
+    prompt_seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the prompts' tokens. Default: another one for each run, so that no cache has them."),
+    ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="BALLAST_API_KEY", help="Bearer token.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", help="Write the report to a file, or - for stdout.")] = None,
 ) -> None:
@@ -66,6 +70,7 @@ def load_command(
             objective=Objective.parse(slo) if slo else None,
             prompt_kind="text" if prompts == "text" else "ids",
             seed=seed,
+            prompt_seed=prompt_seed,
             timeout_s=timeout,
             api_key=api_key,
         )

@@ -93,6 +93,7 @@ async def _replay(
         url=f"http://127.0.0.1:{proxy_port}",
         model=fleet.pool.spec.model.all_served_names()[0],
         objective=objective_of(fleet),
+        prompt_seed=0,
         timeout_s=120.0,
     )
     stop = asyncio.Event()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ class LoadSettings:
     objective: Objective | None = None
     prompt_kind: PromptKind = "ids"
     seed: int = 0
+    """Of the requests' names."""
+    prompt_seed: int | None = None
+    """Of the prompts' tokens. None: another one for each run, so that no cache holds them."""
     timeout_s: float = 600.0
     max_in_flight: int = 4096
     api_key: str | None = None
@@ -40,8 +44,9 @@ class LoadSettings:
                 raise SettingError(field, f"must be above 0 and finite, not {getattr(self, field)!r}")
         if self.time_scale > MOST_STRETCHED:
             raise SettingError("time_scale", f"must be {MOST_STRETCHED:g} or less, not {self.time_scale!r}")
-        if self.seed < 0:
-            raise SettingError("seed", f"must be 0 or more, not {self.seed}")
+        for field in ("seed", "prompt_seed"):
+            if (value := getattr(self, field)) is not None and value < 0:
+                raise SettingError(field, f"must be 0 or more, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class _Run:
         tbt_s = None if settings.objective is None else settings.objective.tbt_s
         late_after_s = math.inf if tbt_s is None else tbt_s * settings.time_scale
         self._client = StreamClient(settings.url, settings.api_key, late_after_s=late_after_s)
-        self._prompts = PromptMaker(settings.model, settings.prompt_kind, settings.seed)
+        prompt_seed = secrets.randbits(64) if settings.prompt_seed is None else settings.prompt_seed
+        self._prompts = PromptMaker(settings.model, settings.prompt_kind, prompt_seed)
         self.start_s = time.monotonic()
 
     def progress(self) -> Progress:
