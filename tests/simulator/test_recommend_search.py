@@ -335,3 +335,21 @@ def test_what_meets_the_objective_is_not_passed_over_for_what_nearly_does(monkey
     answer = answer_to(asked(WorkloadSource(workload="chat", limit=30)))
     assert answer.meets
     assert answer.best.variant.name == "ares migrations"
+
+
+def test_headroom_is_tried_for_as_long_as_the_traffic_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 requests in 20 s: 60 at 1.5 times the traffic, 80 at twice. One that fits no engine, beyond the 40, is left
+    out."""
+    rows = [(number / 2, 999_999 if number == 70 else 100, 20) for number in range(100)]
+    lasted: dict[float, tuple[int, float]] = {}
+
+    def pretend(pool: Pool, specs: Sequence[RunSpec], *rest: object) -> list[Outcome]:
+        for spec in specs:
+            requests = spec.setup.source.load(spec.seed, spec.rate_scale).requests
+            lasted[spec.rate_scale] = len(requests), requests[-1].arrival_s
+        figures = {"sim_wall_s": 1.0, "seed": 0, "ttft_s": {"p99": 1.0}, "tpot_s": {"p99": 0.01}, "attainment": 1.0}
+        return [Outcome({**figures, "requests": 40}) for _ in specs]
+
+    monkeypatch.setattr(Pool, "run", pretend)
+    answer_to(asked(WorkloadSource(trace=trace(tmp_path, rows), limit=40)))
+    assert lasted == {1.0: (40, 19.5), 1.5: (60, pytest.approx(19.7, abs=0.1)), 2.0: (79, 19.75)}

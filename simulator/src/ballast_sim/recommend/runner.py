@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from ballast_sim.physics import VLLM
 from ballast_sim.recommend.candidates import Candidate, Figures, shape_of
 from ballast_sim.recommend.layouts import Layout
 from ballast_sim.recommend.question import Question
-from ballast_sim.recommend.stretch import Span, Stretch
+from ballast_sim.recommend.stretch import Longer, Span, Stretch
 from ballast_sim.recommend.variants import Variant
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
-from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.shapes import Machine, parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup
 from ballast_sim.simulation.runs.pool import Pool
@@ -70,7 +72,10 @@ class Runner:
         return self._candidates(what, pairs, self._question.seeds)
 
     def grown(self, what: str, pair: Pair, growths: Sequence[float]) -> list[float]:
-        """The attainment of a pair at multiples of the traffic, with the first seed."""
+        """The attainment of a pair at multiples of the traffic, with the first seed.
+
+        The runs last as long as that of the traffic itself: in a shorter one decode endpoints would not fill up.
+        """
         seed = self._question.seeds[0]
         asked = [(Run(shape_of(*pair), pair[1].name, seed, growth), pair[1]) for growth in growths]
         return [float(figures["attainment"]) for figures in self._figures(what, asked)]
@@ -115,11 +120,12 @@ class Runner:
         return max(same or fleet.values(), default=math.inf)
 
     def _spec(self, run: Run, variant: Variant) -> RunSpec:
-        question, source = self._question, self._question.source
+        question = self._question
+        machines = parse_shape(run.shape, None, {each.profile.name: each.profile for each in question.hardware})
         setup = Setup(
-            machines=parse_shape(run.shape, None, {each.profile.name: each.profile for each in question.hardware}),
+            machines=machines,
             shape=run.shape,
-            source=source if run.stretch is None else Stretch.of(source, run.stretch),
+            source=_part(question.source, run, machines),
             objective=question.objective,
             fleet=replace(FleetSettings(known_limits=False), max_tokens=question.max_tokens),
         )
@@ -129,6 +135,15 @@ class Runner:
             seed=run.seed,
             rate_scale=question.rate_scale * run.growth,
         )
+
+
+def _part(source: WorkloadSource, run: Run, machines: Sequence[Machine]) -> WorkloadSource:
+    """What of the traffic a run takes."""
+    if run.stretch is not None:
+        return Stretch.of(source, run.stretch)
+    if run.growth == 1:
+        return source
+    return Longer.of(source, run.growth, min(VLLM.max_model_len(machine.profile) for machine in machines))
 
 
 def _alike(question: Question) -> dict[int, int]:

@@ -1,4 +1,5 @@
-"""A stretch of the traffic: the busiest one, for short runs that show what the whole of it will show."""
+"""Parts of the traffic: the busiest stretch, for short runs that show what the whole of it will show, and what comes
+after it, for runs at a higher rate that last as long."""
 
 from __future__ import annotations
 
@@ -51,6 +52,28 @@ class Stretch(WorkloadSource):
         part = WorkloadSource.load(self, seed, rate_scale).requests[self.first : self.first + self.count]
         start_s = part[0].arrival_s
         requests = tuple(replace(request, arrival_s=request.arrival_s - start_s) for request in part)
+        return Load(requests, turns(requests) if self.closed_loop else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Longer(WorkloadSource):
+    """More requests of a source, as far as it has them; without those of more than `most_tokens`, which nobody asked
+    about."""
+
+    most_tokens: int
+
+    @classmethod
+    def of(cls, source: WorkloadSource, growth: float, most_tokens: int) -> Self:
+        """`growth` times its limit."""
+        whole = {each.name: getattr(source, each.name) for each in fields(WorkloadSource)}
+        if source.limit is not None:
+            whole["limit"] = math.ceil(source.limit * growth)
+        return cls(**whole, most_tokens=most_tokens)
+
+    def load(self, seed: int, rate_scale: float) -> Load:
+        """See `WorkloadSource.load`."""
+        every = WorkloadSource.load(self, seed, rate_scale).requests
+        requests = tuple(each for each in every if each.input_tokens + each.output_tokens <= self.most_tokens)
         return Load(requests, turns(requests) if self.closed_loop else {})
 
 
