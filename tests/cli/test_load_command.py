@@ -29,6 +29,13 @@ def test_a_client_that_was_late_itself_says_so(late_s: float, said: bool) -> Non
     assert any("requests left up to 200 ms late (P99)" in line for line in lines) is said
 
 
+@pytest.mark.parametrize(("prompt_tokens", "said"), [(None, False), (3, False), (7, True)])
+def test_prompts_of_other_lengths_than_the_workloads_are_named(prompt_tokens: int | None, said: bool) -> None:
+    """As text prompts have on a model whose tokens are shorter."""
+    report = build_report([replace(WHOLE, prompt_tokens=prompt_tokens)], objective=None, time_scale=1, wall_s=2)
+    assert any("counted 7 prompt tokens where the workload has 3" in line for line in report_lines(report)) is said
+
+
 def test_each_kind_of_failure_has_its_first_reason_on_one_line() -> None:
     failed = [
         replace(WHOLE, reason=reason, kind=kind)

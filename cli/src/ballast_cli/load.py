@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ballast_sim.workloads import WorkloadRequest
 
 
+_ALIKE = 0.05
+"""Prompts may be so much longer than the workload's: some tokenizers begin each with a token of their own."""
 _OTHER_FILES = 256
 """Beside connections."""
 
@@ -173,6 +175,11 @@ def report_lines(report: "LoadReport") -> list[str]:
         lines.append(
             f"this machine was too slow: requests left up to {late_s * 1e3:,.0f} ms late (P99), "
             "so waits are partly its own"
+        )
+    if abs(report.input_tokens - report.asked_input_tokens) > _ALIKE * report.asked_input_tokens:
+        lines.append(
+            f"the server counted {report.input_tokens:,} prompt tokens where the workload has "
+            f"{report.asked_input_tokens:,}: with --prompts ids they are alike"
         )
     if report.time_scale != 1:
         lines.append(f"time scale {report.time_scale:g}: times above are wall times divided by it")

@@ -37,6 +37,7 @@ class StreamOutcome:
     chunks: int = 0
     late_gaps: int = 0
     """Times between two chunks above the client's `late_after_s`."""
+    prompt_tokens: int | None = None
     output_tokens: int | None = None
     done: bool = False
     error: str | None = None
@@ -140,8 +141,9 @@ class _Connection(asyncio.Protocol):
             outcome.error = _error_text(value) or "the stream ended with an error"
             return
         usage = value.get("usage")
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-            outcome.output_tokens = usage["completion_tokens"]
+        if isinstance(usage, dict):
+            outcome.prompt_tokens = _count(usage, "prompt_tokens")
+            outcome.output_tokens = _count(usage, "completion_tokens")
         if value.get("choices"):
             self._token(now_s)
 
@@ -159,6 +161,11 @@ class _Connection(asyncio.Protocol):
 def _data(event: bytes) -> bytes:
     """What the lines `data:` of an event hold; other fields and comments say nothing here."""
     return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    value = usage.get(name)
+    return value if isinstance(value, int) else None
 
 
 def _refusal(body: bytes) -> str:

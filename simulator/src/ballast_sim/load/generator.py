@@ -122,6 +122,7 @@ class _Run:
                 request_id=request_id,
                 arrival_s=request.arrival_s,
                 input_tokens=request.input_tokens,
+                prompt_tokens=outcome.prompt_tokens,
                 asked_tokens=request.output_tokens,
                 received_tokens=received,
                 first_token_s=self._workload_s(outcome.first_token_s),

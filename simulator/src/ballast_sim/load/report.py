@@ -23,6 +23,8 @@ class RequestResult:
     arrival_s: float
     input_tokens: int
     asked_tokens: int
+    prompt_tokens: int | None = None
+    """Tokens of the prompt as the server counted them; None where it did not say."""
     received_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -88,6 +90,9 @@ class LoadReport:
     tpot_s: dict[str, float]
     e2e_s: dict[str, float]
     input_tokens: int
+    """Of the completed requests' prompts, as the server counted them where it said so."""
+    asked_input_tokens: int
+    """The same by the workload."""
     output_tokens: int
     asked_output_tokens: int
     throughput_tok_s: float
@@ -158,7 +163,10 @@ def build_report(
         ttft_s=distribution([value for result in done if (value := result.ttft_s) is not None]),
         tpot_s=distribution([value for result in done if (value := result.tpot_s) is not None]),
         e2e_s=distribution([value for result in done if (value := result.e2e_s) is not None]),
-        input_tokens=sum(result.input_tokens for result in done),
+        input_tokens=sum(
+            result.input_tokens if result.prompt_tokens is None else result.prompt_tokens for result in done
+        ),
+        asked_input_tokens=sum(result.input_tokens for result in done),
         output_tokens=output_tokens,
         asked_output_tokens=sum(result.asked_tokens for result in results),
         throughput_tok_s=output_tokens / span_s if results else 0.0,
