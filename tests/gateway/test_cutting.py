@@ -419,7 +419,8 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield made
 
 
-BODY = {"model": "tiny", "prompt": IDS, "max_tokens": 3, "stream": True}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+BODY = {"model": "tiny", "prompt": IDS, "max_tokens": 3, **STREAMED}
 SAID = b"".join(sse_events(["a", "b", "c"]))
 
 
@@ -631,8 +632,8 @@ def names_tokens(ids: object, chat_ids: object = None, status: int = 200) -> Scr
     return engine(then=script)
 
 
-TEXT_BODY = {"model": "tiny", "prompt": "words " * 200, "max_tokens": 3, "stream": True}
-CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "words " * 200}], "stream": True}
+TEXT_BODY = {"model": "tiny", "prompt": "words " * 200, "max_tokens": 3, **STREAMED}
+CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "words " * 200}], **STREAMED}
 
 
 async def test_text_is_cut_at_the_planned_share_of_its_tokens(fleet: Fleet) -> None:

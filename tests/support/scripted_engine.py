@@ -64,8 +64,8 @@ async def prefill_script(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 
 async def decode_script(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    """A well-behaved decode engine: three tokens, streamed if asked so; with ids and usage if asked for the latter."""
-    if asked.body.get("stream_options"):
+    """A well-behaved decode engine: three tokens, streamed if asked so; with ids and usage if asked for both."""
+    if asked.body.get("stream_options") and asked.body.get("return_token_ids"):
         events = vllm_events(["a", "b", "c"], usage=True)
         writer.write(SSE_HEAD + b"".join(chunk(event) for event in events) + b"0\r\n\r\n")
     elif asked.body.get("stream"):

@@ -1,8 +1,9 @@
-"""A stream of a real vLLM breaks, and goes on at another endpoint."""
+"""Streams of a real vLLM whose events have several tokens: they go on elsewhere, and are counted."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.gateway_kit import running_gateway
+from tests.support.gateway_kit import RunningGateway, running_gateway
 from tests.support.real_vllm import PATIENT, one_engine
 from tests.support.streams import heard
 
 STREAMS = 12
+CREATED = re.compile(r'"created":[0-9]+,')
 
 
 @asynccontextmanager
@@ -71,4 +73,21 @@ async def test_a_stream_of_several_tokens_an_event_goes_on_at_the_token(tmp_path
                     saved = await heard(client, f"{gateway.url}/v1/completions", asked, f"r{number}")
                     assert saved == alone, number
                     rescues += gateway.requests()[-1].get("rescues", 0)
+                await _is_counted_unseen(client, engine.url, gateway)
     assert rescues >= STREAMS // 3
+
+
+async def _is_counted_unseen(client: httpx.AsyncClient, engine_url: str, gateway: RunningGateway) -> None:
+    """A stream that is not held: the usage that the gateway asks for is all that differs, and nobody sees it."""
+    asked = {"model": "tiny", "max_tokens": 31, "seed": 1, "ignore_eos": True, "stream": True}
+    for path, prompt in (
+        ("/v1/completions", {"prompt": list(range(700, 900))}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me of the sea."}]}),
+    ):
+        answers = [
+            await client.post(f"{url}{path}", json=asked | prompt, headers={"x-request-id": "same"})
+            for url in (engine_url, gateway.url)
+        ]
+        alone, ours = (CREATED.sub("", answer.text) for answer in answers)
+        assert ours == alone
+        assert gateway.requests()[-1]["output_tokens"] == 31

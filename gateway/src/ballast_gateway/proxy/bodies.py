@@ -81,6 +81,20 @@ class Generation:
         raw = b"%b,%b" % (body, _STREAMED)  # of two equal keys the last one counts
         return replace(self, stream=True, document=self.document | AS_STREAM, raw=raw)
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether its stream is to end with the usage."""
+        options = self.document.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+    def with_usage(self) -> Generation:
+        """The same stream with the usage at its end, and none before."""
+        given = self.document.get("stream_options") or {}
+        asked: JsonObject = {"stream_options": {**given, "include_usage": True, "continuous_usage_stats": False}}
+        body = self.raw[: self.raw.rindex(b"}")]
+        raw = b"%b,%b" % (body, openai_body.dump(asked)[1:])  # of two equal keys the last one counts
+        return replace(self, document=self.document | asked, raw=raw)
+
     def prefill_body(self) -> bytes:
         """The prefill leg: one token, no stream, and a KV handle please."""
         dropped = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ballast_gateway.proxy.course import Course, Resources
+from ballast_gateway.proxy.hidden_usage import HiddenUsage
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.life import CROSSING, State
 from ballast_gateway.proxy.named_events import meter_of
@@ -37,6 +38,7 @@ def decode_leg(holder: Holder, job: Job, course: Course, resources: Resources, s
             due_s=due_s,
             idle_timeout_s=idle_timeout_s,
             meter=meter_of(job.path, most) if asked.passed else TokenMeter(most, choices=asked.choices),
+            hidden=HiddenUsage() if job.hides_usage else None,
         )
     job.held.begin_leg()
     return HeldRelay(

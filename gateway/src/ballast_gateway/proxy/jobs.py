@@ -24,6 +24,8 @@ def job_of(
 ) -> Job:
     """`forwarded`: the header lines that engines see. `holds`: streams are moved, or go on where an engine fails."""
     if not (holds and is_replayable(asked)):
+        if asked.stream and asked.choices == 1 and not (asked.passed or asked.wants_usage):
+            return Job(client, path, forwarded, asked.with_usage(), record, hides_usage=True)
         return Job(client, path, forwarded, asked, record)
     if asked.stream:
         return Job(client, path, forwarded, asked, record, HeldStream(asked))

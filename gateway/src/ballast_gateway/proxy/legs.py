@@ -70,6 +70,8 @@ class Job:
     """Its tokens, if another engine may go on with it."""
     whole: WholeAnswer | None = None
     """The client too, where that waits for a whole answer that comes as a stream."""
+    hides_usage: bool = False
+    """The usage at the end of the stream is asked for by the gateway: the client does not see it."""
 
     def as_asked(self) -> Job:
         """The same, with a whole answer from an engine."""

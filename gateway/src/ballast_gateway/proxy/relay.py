@@ -11,6 +11,7 @@ from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy.clients import Client
 from ballast_gateway.proxy.events import are_comments
 from ballast_gateway.proxy.held_stream import HeldStream, Leg
+from ballast_gateway.proxy.hidden_usage import HiddenUsage
 from ballast_gateway.proxy.life import Event
 from ballast_gateway.proxy.sse import TokenMeter
 
@@ -55,6 +56,7 @@ class Relay(Collect):
     __slots__ = (
         "_client",
         "_first",
+        "_hidden",
         "_holder",
         "_idle_timeout_s",
         "_loop",
@@ -81,10 +83,12 @@ class Relay(Collect):
         due_s: float,
         idle_timeout_s: float,
         meter: TokenMeter | None = None,
+        hidden: HiddenUsage | None = None,
     ) -> None:
         """`due_s`: when a stream must have begun, on the loop's clock; `idle_timeout_s`: its longest silence after.
 
-        `signs`: its endpoint's signs of life. `meter`: for other events than those of completions.
+        `signs`: its endpoint's signs of life. `meter`: for other events than those of completions. `hidden`: what the
+        client is not to see.
         """
         super().__init__(due_s if streams else float("inf"))
         self._holder = holder
@@ -96,6 +100,7 @@ class Relay(Collect):
         if streams:
             self._owe()
         self._meter = TokenMeter() if meter is None else meter
+        self._hidden = hidden
         self._reported = 0
         self._wrote_whole = True
         """What was written so far ends with a whole event."""
@@ -146,13 +151,15 @@ class Relay(Collect):
         meter.feed(data)
         if meter.failed:
             raise UpstreamError("the engine sent an error event, or aborted the request")
+        if self._hidden is not None and not (data := self._hidden.feed(data)):
+            return
         if not self.shows:
             self._first.append(data)
             if not meter.started and sum(map(len, self._first)) <= _MOST_FIRST_BYTES:
                 return
             data = self._show()
         self._client.write(data, last=meter.is_over)
-        self._wrote_whole = meter.between_events
+        self._wrote_whole = self._hidden is not None or meter.between_events
         if meter.started:
             self._report(meter.tokens, first=not was_started)
         if meter.is_over:
@@ -174,6 +181,11 @@ class Relay(Collect):
     def on_end(self) -> None:
         if not self.relays or self.ended:
             return
+        if self._hidden is not None and (rest := self._hidden.close()):
+            if self.shows:
+                self._client.write(rest)
+            else:
+                self._first.append(rest)
         if not self.shows and any(b"data: {" in part for part in self._first):
             self._client.write(self._show())
             self._wrote_whole = self._meter.between_events

@@ -13,7 +13,7 @@ import re
 from ballast_gateway.proxy.events import has_error, is_aborted
 
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
-_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CR_SEPARATOR = b"\r\n\r\n"
 _DONE = b"data: [DONE]"
 MOST_TOKENS = 2**20
@@ -94,7 +94,7 @@ class TokenMeter:
         if has_error(whole) or is_aborted(whole):
             self.failed = True
             return
-        counts = b'"completion_tokens"' in whole and (self._of_one or _NO_CHOICES.search(whole))
+        counts = b'"completion_tokens"' in whole and (self._of_one or NO_CHOICES.search(whole))
         if counts and (found := _USAGE.findall(whole)):
             self._usage = min(int(found[-1]), max(self._most_tokens, self._events))
         self._done = _DONE in whole and whole.rstrip().endswith(_DONE)

@@ -1,0 +1,119 @@
+"""A usage that only the gateway asked for stays with it, and the client's bytes are those of its own request."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_gateway.proxy.hidden_usage import HiddenUsage
+from tests.support.engine_sim import FAST, engine_sim
+from tests.support.gateway_kit import running_gateway
+
+DONE = b"data: [DONE]\n\n"
+PRINT = {"system_fingerprint": "v"}
+
+
+def event(text: str, finish: str | None = None, **more: Any) -> bytes:
+    return written({"id": "1", "choices": [{"index": 0, "text": text, "finish_reason": finish}], **more})
+
+
+def usage(**more: Any) -> bytes:
+    return written({"id": "1", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}, **more})
+
+
+def written(document: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json.dumps(document, separators=(",", ":")).encode()
+
+
+def shown(stream: bytes, cuts: list[int]) -> bytes:
+    hidden, got = HiddenUsage(), b""
+    for start, end in pairwise(sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})):
+        got += hidden.feed(stream[start:end])
+    return got + hidden.close()
+
+
+CUTS = st.lists(st.integers(0, 700), max_size=12)
+
+
+@given(CUTS)
+def test_a_usage_at_the_end_is_taken_out_however_the_bytes_come(cuts: list[int]) -> None:
+    """What vLLM says beside it, it would have said in the event before. Nothing else changes, whatever texts say."""
+    events = event("a"), b": ping\n\n", event('"usage":{"x":1}'), event("b", usage=None)
+    asked = [*events, event("c", "stop"), usage(**PRINT), DONE]
+    assert shown(b"".join(asked), cuts) == b"".join([*events, event("c", "stop", **PRINT), DONE])
+
+
+@given(CUTS)
+@pytest.mark.parametrize(
+    "stream",
+    [
+        event("a", usage={"completion_tokens": 1}) + event("b", "stop") + usage() + DONE,
+        event("a") + event("b", "stop", usage={"completion_tokens": 2}) + usage() + DONE,
+        (event("a") + event("b", "stop") + usage()).replace(b"\n\n", b"\r\n\r\n"),
+        event("a") + event("b", "stop") + DONE,
+        event("a") + event("b", "stop") + b": ping\n\n" + DONE,
+        event("a") + event("b", "stop") + b"data: [DONE]",
+        event("a") + event("b", "stop"),
+        event("a") + b'data: {"id":"1","cho',
+        b"no event at all",
+    ],
+    ids=[
+        "forced",
+        "forced at the end",
+        "line ends",
+        "no usage",
+        "comment",
+        "no blank line",
+        "no end",
+        "cut",
+        "garbage",
+    ],
+)
+def test_what_else_comes_is_passed_on(stream: bytes, cuts: list[int]) -> None:
+    """An engine that gives usages unasked (`--enable-force-include-usage`) does so to everybody."""
+    assert shown(stream, cuts) == stream
+
+
+def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
+    hidden = HiddenUsage()
+    assert sum(len(hidden.feed(b"x" * 65_536)) for _ in range(64)) == 64 * 65_536
+
+
+@pytest.mark.parametrize(
+    "options", [None, {}, {"include_usage": False, "continuous_usage_stats": True}, {"include_usage": True}]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_tokens_are_counted_where_an_event_has_several(
+    tmp_path: Path, path: str, options: dict[str, bool] | None
+) -> None:
+    """In a stream that is not held. The client gets what its engine would have given it."""
+    async with engine_sim(profile=FAST, stream_interval=4) as (server, _):
+        addresses = {"f0": f"127.0.0.1:{server.port}"}
+        body: dict[str, Any] = {"model": "m", "max_tokens": 41, "ignore_eos": True, "seed": 1, "stream": True}
+        body |= {"prompt": [5] * 20} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+        body |= {} if options is None else {"stream_options": options}
+        async with running_gateway(tmp_path, addresses, model={"servedNames": ["m"]}) as gateway:
+            async with httpx.AsyncClient(timeout=30) as client:
+                head = {"x-request-id": "same"}
+                answers = [
+                    await client.post(f"{url}{path}", json=body, headers=head)
+                    for url in (f"http://127.0.0.1:{server.port}", gateway.url)
+                ]
+            alone, ours = ([undated(line) for line in answer.text.splitlines()] for answer in answers)
+            assert ours == alone
+            (entry,) = gateway.requests()
+            assert entry["output_tokens"] == 41
+
+
+def undated(line: str) -> object:
+    """An event but for when it was made, in its order."""
+    if not line.startswith("data: {"):
+        return line
+    return [(key, value) for key, value in json.loads(line[6:]).items() if key != "created"]
