@@ -9,6 +9,7 @@ Invariants, against an engine in plain Python that keeps every copy of every blo
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -18,8 +19,13 @@ from hypothesis import strategies as st
 
 from ballast_core.beliefs.reported_prefixes import READING, ReportedPrefixes
 from ballast_core.model import EndpointId
+from ballast_core.model.events import CacheReported, CacheReportsBegun, ModelsObserved
 from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheCleared, ExtraKeys, HistoryTold, KvReport
 from ballast_core.model.prompt_tokens import PromptTokens, packed
+from ballast_core.model.served_models import ServedModels
+from ballast_core.policies.registry import build_placement
+from tests.support.core_builders import director as director_of
+from tests.support.core_builders import request
 
 A, B = EndpointId("a"), EndpointId("b")
 SIZE = 4
@@ -118,6 +124,22 @@ def test_adapters_and_salts_keep_equal_prompts_apart() -> None:
     salted = BlocksStored((b"1", b"2"), None, packed(tokens[:8]), SIZE, (("mine",), None))
     tell(target, A, salted)
     assert found(target, tokens, salt="mine") == [8, 0]
+
+
+def test_a_prompt_for_an_adapter_that_is_served_finds_no_block_of_the_base_model() -> None:
+    """Its first one, too: until then nothing of it has been reported."""
+    director = director_of(("f0",), policy=build_placement("ballast"))
+    base, tokens = Engine(), list(range(9))
+    served = ServedModels(frozenset({"base's name", "sql"}), frozenset({"sql"}))
+    director.on_event(ModelsObserved(EndpointId("f0"), served), 0.0)
+    director.on_event(CacheReportsBegun(EndpointId("f0"), 0, 1000), 0.0)
+    director.on_event(CacheReported(EndpointId("f0"), 0, (base.store(tokens, 0, 2),)), 0.0)
+
+    def foreseen(model: str) -> int:
+        asked = replace(request("r"), tokens=PromptTokens.of(tokens, model=model))
+        return int(director.beliefs.cached_tokens(asked, np.arange(1))[0])
+
+    assert (foreseen("base's name"), foreseen("sql")) == (8, 0)
 
 
 def test_endpoints_with_blocks_of_other_sizes_are_matched_each_by_its_own() -> None:

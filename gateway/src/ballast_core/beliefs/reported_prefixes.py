@@ -15,7 +15,7 @@ one's prefix while it waits for its turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,8 @@ from ballast_core.model.prompt_tokens import TOKEN_BYTES, PromptTokens
 CONFIRM_S = 30.0
 """Seconds for which a routed block counts without a report."""
 MOST_ADAPTERS = 1024
-"""Adapters that are told from the base model; blocks of further ones are found by nobody."""
+"""Adapters that are told from the base model by reports alone; blocks of further ones are found where their endpoints
+say that they serve them."""
 READING = "its history is being read"
 """The problem of a rank that becomes complete when its history has been told (`HistoryTold`)."""
 _ROOT = 0
@@ -92,6 +93,8 @@ class ReportedPrefixes:
         self._sizes: dict[int, int] = {}
         """Block size -> the lanes that have it."""
         self._adapters: set[str] = set()
+        """Those of reported blocks."""
+        self._served_adapters: Collection[str] = ()
         self._slots: dict[int, EndpointId] = {}
         self._free: list[int] = []
         self._lanes = 0
@@ -122,6 +125,11 @@ class ReportedPrefixes:
         """The slot is free for another endpoint."""
         if self._slots.pop(slot, None) is not None:
             self._table = None
+
+    def serve(self, adapters: Collection[str]) -> None:
+        """These names are adapters: their prompts find no block of the base model, even before they have any."""
+        if adapters != self._served_adapters:
+            self._served_adapters, self._answer = adapters, None
 
     # --- what endpoints report ---------------------------------------------------------------------------------------
 
@@ -342,7 +350,8 @@ class ReportedPrefixes:
 
     def _names(self, prompt: PromptTokens, size: int, count: int) -> list[int]:
         """At least the first `count` names of its whole blocks; kept with it, as each stage asks again."""
-        adapter = prompt.model if prompt.model in self._adapters else ""
+        model = prompt.model
+        adapter = model if model in self._adapters or model in self._served_adapters else ""
         names = prompt.chains.setdefault((size, adapter), [])
         missing = count - len(names)
         if missing > 0:

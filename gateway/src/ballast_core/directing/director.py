@@ -449,6 +449,7 @@ class Director:
     def _models_observed(self, event: ModelsObserved, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)
         if slot is not None and self.placer.models.said(slot, event.models):
+            self.beliefs.reported.serve(self.placer.models.adapters)
             self.queue.regroup()
         return []
 
