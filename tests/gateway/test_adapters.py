@@ -12,6 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ballast_cli.demo.ports import free_ports
+from ballast_core.model import Request
+from ballast_gateway.driver import Ticket
 from ballast_gateway.observe.exposition import AdapterGauges, BadExposition, read_gauges
 from ballast_gateway.observe.model_card import read_card
 from tests.support.engine_sim import engine_sim
@@ -146,3 +149,23 @@ async def test_names_that_are_not_served_have_an_answer_that_says_so(
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         if status == 404:
             assert "'m'" in answer.json()["error"]["message"]
+
+
+async def test_the_tokens_of_a_prompt_are_asked_of_engines_that_serve_its_model(tmp_path: Path) -> None:
+    """The others would answer 404, and the request would be placed without its tokens."""
+    port, replay_port = free_ports(2)
+    events = {"enabled": True, "port": port, "replayPort": replay_port, "tokenizeWaitS": 10.0}
+    more = {"adapters": {"discover": True}, "kvEvents": events, "policy": {"decode": {"type": "lmetric"}}}
+    async with serving(tmp_path, ("a",), ("b",), **more) as (running, client):
+        opened = running.gateway.driver.open
+        known: list[int | None] = []
+
+        def noting(request: Request) -> Ticket:
+            known.append(None if request.tokens is None else len(request.tokens))
+            return opened(request)
+
+        running.gateway.driver.open = noting  # type: ignore[assignment]
+        for number in range(4):
+            await client.post("/v1/completions", json=ask("a") | {"prompt": f"once upon {number}"})
+        assert None not in known
+        assert len(known) == 4

@@ -200,7 +200,7 @@ async def test_a_text_prompt_is_placed_by_the_tokens_that_an_engine_gives_and_wi
     pool = UpstreamPool(loop, connect_timeout_s=5.0)
     async with engine_sim() as (server, _), silent_server() as silent:
         at = [f"127.0.0.1:{server.port}"]
-        patient = Tokenizing(pool, lambda: at, wait_s=20.0)
+        patient = Tokenizing(pool, lambda model: at, wait_s=20.0)
         face = PickerFace(driver, settings, new_id=lambda: "id", tokenizing=patient)
         await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
         await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
@@ -208,7 +208,7 @@ async def test_a_text_prompt_is_placed_by_the_tokens_that_an_engine_gives_and_wi
         assert [each.tokens.ids for each in placed if each.tokens is not None] == [tokens, tokens]
         assert [each.prompt_tokens for each in placed] == [1, 1]
         at[0] = silent
-        hasty, again = Tokenizing(pool, lambda: at, wait_s=0.01), Tokenizing(pool, lambda: at, wait_s=20.0)
+        hasty, again = Tokenizing(pool, lambda model: at, wait_s=0.01), Tokenizing(pool, lambda model: at, wait_s=20.0)
         face = PickerFace(driver, settings, new_id=lambda: "id", tokenizing=hasty)
         await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
         assert placed[2].tokens is None

@@ -231,7 +231,7 @@ class Gateway:
 
             self.kv_events = KvEventStreams(settings, self.driver.feed)
             KvMetrics(self.kv_events.counts, self.driver.director.beliefs.reported, self.fleet, self.registry)
-            self._tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=settings.tokenize_wait_s)
+            self._tokenizing = Tokenizing(self.pool, self.fleet.serving, wait_s=settings.tokenize_wait_s)
             self._closing.callback(self._tokenizing.close)
 
     def _members_changed(self) -> None:

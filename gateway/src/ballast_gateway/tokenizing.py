@@ -39,9 +39,9 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class Tokenizing:
-    """Asks the endpoints at `addresses()`, one after another."""
+    """Asks the endpoints at `addresses(model)`, one after another."""
 
-    def __init__(self, pool: UpstreamPool, addresses: Callable[[], Sequence[str]], *, wait_s: float) -> None:
+    def __init__(self, pool: UpstreamPool, addresses: Callable[[str], Sequence[str]], *, wait_s: float) -> None:
         self._pool = pool
         self._addresses = addresses
         self._wait_s = wait_s
@@ -63,7 +63,8 @@ class Tokenizing:
             return known if known.cache_salt == question.cache_salt else _salted(known, question.cache_salt)
         asking = self._asking.get(question.key)
         if asking is None:
-            addresses = self._addresses() if len(self._asking) < _AT_ONCE and self._wait_s > 0 else ()
+            asks = len(self._asking) < _AT_ONCE and self._wait_s > 0
+            addresses = self._addresses(question.model) if asks else ()
             if not addresses:
                 return None
             self._turn += 1

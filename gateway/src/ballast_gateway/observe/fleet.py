@@ -103,9 +103,15 @@ class Fleet:
         ]
         return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
 
-    def usable(self) -> list[str]:
-        """Addresses of the endpoints that take requests."""
-        return [member.endpoint.address for member in self.members.values() if member.liveness.usable]
+    def serving(self, model: str) -> list[str]:
+        """Addresses of the endpoints that take requests and serve this model, as far as they have said what they
+        serve."""
+        usable = [member for member in self.members.values() if member.liveness.usable]
+        return [
+            member.endpoint.address
+            for member in usable
+            if member.card is None or not member.card.names or model in member.card.names
+        ]
 
     def ready(
         self, endpoint: Endpoint, *, incarnation: str = "", proven: bool, pod_api: str = "", draining: bool = False
