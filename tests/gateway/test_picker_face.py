@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.model import Request
-from ballast_core.model.effects import Effect, Reject
+from ballast_core.model import EndpointId, Request, RequestId
+from ballast_core.model.effects import Dispatch, Effect, Leave, Migrate, Reject
 from ballast_core.model.events import EndpointObserved
 from ballast_core.model.prompt_tokens import packed
 from ballast_core.policies.registry import build_placement
@@ -18,7 +18,8 @@ from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
-from ballast_gateway.picker.messages import Immediate, Inbound, Kind, Reply
+from ballast_gateway.picker.messages import BodyMode, Immediate, Inbound, Kind, Modes, Reply
+from ballast_gateway.picker.planned import Planned
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.tokenizing import Tokenizing
@@ -57,6 +58,30 @@ class ScriptedStream:
             raise asyncio.CancelledError
 
 
+class Agents:
+    """One for each endpoint, which notes what is planned."""
+
+    everywhere = True
+
+    def __init__(self) -> None:
+        self.planned: list[RequestId] = []
+
+    def has_agent(self, endpoint_id: EndpointId) -> bool:
+        return True
+
+    def plan(self, ticket: Ticket, dispatch: Dispatch) -> str:
+        self.planned.append(ticket.request.id)
+        return "plan"
+
+    def expect(self, request_id: RequestId, own: Planned) -> None: ...
+
+    def forget(self, request_id: RequestId) -> None: ...
+
+    def release(self, request_id: RequestId) -> None: ...
+
+    def order(self, order: Migrate | Leave) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("breaks_at_reply", "outcome"), [(None, "completed"), (1, "cancelled"), (2, "cancelled"), (4, "completed")]
 )
@@ -78,6 +103,22 @@ async def test_wherever_a_stream_breaks_the_request_ends_once(breaks_at_reply: i
     assert len(driver.director.ledger) == 0
     assert [event.outcome for event in events if isinstance(event, Finished)] == [outcome]
     assert [record.outcome for record in records] == [outcome]
+
+
+async def test_a_preflight_is_no_request_of_an_agents_and_leaves_the_books_at_once() -> None:
+    """A browser's OPTIONS goes to the path of what it will post; no engine counts it as running."""
+    driver = Driver(director(("f0",)))
+    agents = Agents()
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", settle_s=0.01, holders=agents)
+    asked = {":path": "/v1/completions", ":method": "OPTIONS"}
+    modes = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE)
+    preflight = Inbound(kind=Kind.REQUEST_HEADERS, headers=asked, end_of_stream=True, modes=modes)
+    await converse(face.open, ScriptedStream((preflight,)))
+    assert agents.planned == []
+    assert len(face.unseen) == 0
+    async with asyncio.timeout(10):
+        await until(lambda: not driver.director.ledger.entries)
+    driver.close()
 
 
 async def test_what_the_picker_routes_is_recorded_as_traffic() -> None:

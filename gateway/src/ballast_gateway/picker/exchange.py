@@ -162,6 +162,12 @@ class Exchange:
         """The request's path without its query, once the headers have come."""
         return (self._headers or {}).get(":path", "").partition("?")[0]
 
+    @property
+    def generates(self) -> bool:
+        """Whether engines count it as running, as far as its headers are shown: a POST to one of the JSON routes."""
+        posted = (self._headers or {}).get(":method", "POST") == "POST"
+        return posted and (not self.path or is_json_path(self.path))
+
     def header(self, name: str) -> list[str]:
         """The value of a header, once the headers have come; empty without one."""
         value = (self._headers or {}).get(name)

@@ -13,7 +13,7 @@ from ballast_api import names
 from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
-from ballast_gateway import errors, openai_body, paths
+from ballast_gateway import errors, paths
 from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
@@ -46,7 +46,7 @@ _REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown()
 _UNKNOWN_PATH: Final = errors.not_found("").code
 _ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
 _PLANNED_PATHS: Final = frozenset({paths.COMPLETIONS, paths.CHAT})
-"""What agents run in two legs; of the rest they pass on what comes."""
+"""What agents run in two legs where it is posted; of the rest they pass on what comes."""
 _AT_ONCE_S: Final = 0.05
 """A stream that Envoy closes so soon after a response's headers says nothing of the response's end."""
 
@@ -329,7 +329,7 @@ class _StreamSession:
         holders, ticket = self._face.holders, self._ticket
         if holders is None or ticket is None or not holders.has_agent(dispatch.decode.id):
             return ""
-        if self._exchange.path.partition("?")[0] not in _PLANNED_PATHS:
+        if not self._exchange.generates or self._exchange.path not in _PLANNED_PATHS:
             return ""
         self._planned = Planned(holders, ticket, self._record, self._recorded)
         return holders.plan(ticket, dispatch)
@@ -419,8 +419,7 @@ class _StreamSession:
         def end() -> None:
             ticket.end(Outcome.COMPLETED)
 
-        generates = not self._exchange.path or openai_body.is_json_path(self._exchange.path)
-        if self._booked is not None and generates:
+        if self._booked is not None and self._exchange.generates:
             self._face.unseen.add(ticket, self._booked, end, begun=self._began_s > 0)
         else:  # engines do not count such requests as running
             asyncio.get_running_loop().call_later(self._face.settle_s, end)
