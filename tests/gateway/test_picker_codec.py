@@ -26,7 +26,7 @@ from ballast_gateway.picker.messages import (
     StreamedBody,
     TrailersReply,
 )
-from ballast_gateway.picker.subset import allowed
+from ballast_gateway.picker.subset import allowed, binding
 
 
 def request(**fields: Any) -> bytes:
@@ -307,3 +307,9 @@ KNOWN = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "p
 def test_the_hint_allows_known_endpoints_only(hint: list[str], expected: set[str]) -> None:
     """With ports, without, and in other spellings of the same IPv6 address."""
     assert allowed(hint, KNOWN) == expected
+
+
+def test_the_hint_binds_to_endpoints_that_are_not_ready_yet_as_they_would_be_spelled() -> None:
+    """Where it has their ports."""
+    hint = ["10.0.0.1", "[FD00:0::7]:80", "10.0.0.9:8000", "10.0.0.8", "nonsense"]
+    assert binding(hint, KNOWN) == {"10.0.0.1:8000", "10.0.0.1:8001", "[fd00::7]:80", "10.0.0.9:8000"}

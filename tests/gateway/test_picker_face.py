@@ -18,7 +18,7 @@ from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
-from ballast_gateway.picker.messages import BodyMode, Immediate, Inbound, Kind, Modes, Reply
+from ballast_gateway.picker.messages import BodyMode, HeadersReply, Immediate, Inbound, Kind, Modes, Reply
 from ballast_gateway.picker.planned import Planned
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
@@ -166,6 +166,25 @@ async def test_a_held_request_is_answered_when_an_endpoint_appears() -> None:
         Kind.RESPONSE_BODY,
     ]
     assert len(driver.director.ledger) == 0
+    driver.close()
+
+
+async def test_a_request_with_a_hint_is_held_for_an_endpoint_that_the_hint_names() -> None:
+    """The proxy may know an endpoint before it is ready here; another one that appears is not the request's."""
+    driver = Driver(director((), hold_s=60))
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    first, *rest = REQUEST + RESPONSE
+    stream = ScriptedStream((first._replace(subset=("f1:8000", "f2")), *rest))
+    serving = asyncio.create_task(converse(face.open, stream))
+    await asyncio.sleep(0)
+    driver.feed(EndpointObserved(endpoint("f0")))
+    await asyncio.sleep(0)
+    assert len(face.held) == 1
+    driver.feed(EndpointObserved(endpoint("f1")))
+    async with asyncio.timeout(5):
+        await serving
+    assert isinstance(stream.sent[0], HeadersReply)
+    assert stream.sent[0].destination == "f1:8000"
     driver.close()
 
 

@@ -28,7 +28,7 @@ from ballast_gateway.picker.messages import (
 )
 from ballast_gateway.picker.planned import Holders, Planned
 from ballast_gateway.picker.query import BodyFacts, Query
-from ballast_gateway.picker.subset import allowed
+from ballast_gateway.picker.subset import allowed, binding
 from ballast_gateway.picker.transport import LateReplies, Session
 from ballast_gateway.picker.unseen import UnseenRequests
 from ballast_gateway.records import RequestRecord
@@ -350,7 +350,7 @@ class _StreamSession:
             priority=query.priority,
             ttft_objective_s=None if query.objective is None else query.objective.ttft_s,
             objective="" if query.objective is None else query.objective.name,
-            subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
+            subset=None if query.subset is None else binding(query.subset, self._face.driver.addresses()),
             movable=holders is None or (holders.everywhere and body.movable),
             divisible=holders is None or (holders.everywhere and body.divisible),
         )

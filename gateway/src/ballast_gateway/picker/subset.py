@@ -30,3 +30,14 @@ def allowed(hint: Iterable[str], addresses: Iterable[str]) -> frozenset[str]:
     """The known addresses that the hint allows, in their known spelling."""
     wanted = {canonical(entry) for entry in hint}
     return frozenset(address for address in addresses if (at := canonical(address)) in wanted or (at[0], "") in wanted)
+
+
+def binding(hint: Iterable[str], addresses: Iterable[str]) -> frozenset[str]:
+    """What a request may go to as long as it waits: the known addresses that the hint allows, and those that it names
+    with a port, whose endpoints may not be ready yet."""
+    entries = tuple(hint)
+    return allowed(entries, addresses) | frozenset(_spelled(*at) for at in map(canonical, entries) if at[1])
+
+
+def _spelled(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
