@@ -293,6 +293,35 @@ async def test_a_get_is_routed(setup: EnvoySetup, tmp_path: Path) -> None:
         assert "x-prefiller-host-port" not in seen.headers
 
 
+async def test_a_web_socket_passes(tmp_path: Path) -> None:
+    """Both ways, until the client closes; its booking ends with it."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        while frames := await reader.read(100):
+            writer.write(frames)
+        writer.close()
+
+    setup = replace(DUPLEX, web_sockets=True).without_response()
+    async with AsyncExitStack() as stack:
+        pod = await stack.enter_async_context(await asyncio.start_server(echo, "127.0.0.1", 0))
+        host, port = pod.sockets[0].getsockname()
+        running = await stack.enter_async_context(picker([endpoint_at(f"{host}:{port}")]))
+        at = await stack.enter_async_context(envoy(running.server.port, setup, tmp_path))
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(at.url).port)
+        offer = "host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13"
+        writer.write(f"GET /v1/models HTTP/1.1\r\n{offer}\r\nsec-websocket-key: AAAA\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+            for frames in (b"one", b"another"):
+                writer.write(frames)
+                assert await reader.readexactly(len(frames)) == frames
+        assert running.in_flight == 1
+        writer.close()
+        await until(lambda: running.in_flight == 0)
+
+
 @pytest.mark.parametrize("setup", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
 async def test_a_body_without_a_model_is_for_the_first_one(setup: EnvoySetup, tmp_path: Path) -> None:
     """As with vLLM, and on the proxy face."""

@@ -578,3 +578,19 @@ def test_a_body_without_media_has_a_limit_of_its_own(path: str, text: bytes, sta
     proxy.send(Kind.REQUEST_HEADERS, headers={":path": path})
     replies = proxy.send(Kind.REQUEST_BODY, body=text) + proxy.send(Kind.REQUEST_BODY, body=b"a" * 1_000)
     assert [each.status for each in replies if isinstance(each, Immediate)] == ([] if status is None else [status])
+
+
+def test_the_offer_of_a_web_socket_is_answered_at_once_and_its_frames_pass() -> None:
+    """They come when the engine has agreed, and are no body that ends."""
+    proxy = Proxy()
+    offer = {":method": "GET", ":path": "/v1/models", "connection": "upgrade", "upgrade": "WebSocket"}
+    (answer,) = proxy.send(Kind.REQUEST_HEADERS, headers=offer)
+    assert isinstance(answer, HeadersReply)
+    assert answer.destination == "10.0.0.1:8000"
+    assert proxy.send(Kind.REQUEST_BODY, body=b"frame") == [StreamedBody(Kind.REQUEST_BODY, b"frame", False)]
+
+
+def test_a_post_that_offers_a_web_socket_has_its_body_read() -> None:
+    proxy = Proxy()
+    proxy.request([DIRTY], {"upgrade": "websocket"})
+    assert [reply.body for reply in proxy.replies if isinstance(reply, StreamedBody)] == [CLEAN]

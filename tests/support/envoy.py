@@ -61,6 +61,8 @@ class EnvoySetup:
     fail_open: bool = False
     retries: bool = False
     """Whether a request whose endpoint takes no connection is sent again, as the operator has Envoy Gateway do it."""
+    web_sockets: bool = False
+    """Whether Envoy lets clients go on as WebSockets, as Envoy Gateway has it."""
     observer: str | None = None
     """Response body mode of a second ext_proc filter in observability mode."""
 
@@ -166,6 +168,7 @@ def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> di
         "http_protocol_options": {"enable_trailers": True},
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         "http_filters": filters,
+        **({"upgrade_configs": [{"upgrade_type": "websocket"}]} if setup.web_sockets else {}),
     }
     listener = {
         "name": "in",

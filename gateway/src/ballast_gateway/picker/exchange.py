@@ -6,7 +6,7 @@ a `Pick` the session calls `routed` or `refused` before it passes the next messa
 How each body mode is served (`_RULES`), after Envoy's `processing_mode.proto`:
 
 - FULL_DUPLEX_STREAMED: nothing is answered until the body has ended, by its last chunk or by trailers; then headers,
-  body chunks, trailers, in that order.
+  body chunks, trailers, in that order. The offer of a WebSocket has no body: it is answered at once.
 - BUFFERED, BUFFERED_PARTIAL: the headers are answered at once without a change, the pick comes with the one body
   message; Envoy holds the headers back until then.
 - STREAMED, NONE, GRPC: the proxy forwards the headers as soon as they are answered, so the pick must come with them.
@@ -219,7 +219,8 @@ class Exchange:
 
     def _begin(self, message: Inbound) -> list[Action]:
         self._headers = message.headers
-        self._has_body = not message.end_of_stream
+        offers = _offers_web_socket(message.headers)
+        self._has_body = not (message.end_of_stream or offers)
         if self.path and not paths.passes(self.path, self._settings.extra_paths):
             raise InvalidRequest(errors.not_found(self.path[:200]))
         self._look_at_key()
@@ -228,7 +229,7 @@ class Exchange:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
         if message.end_of_stream:
             return self._ask(message)
-        if self._rule.pick_at_headers:
+        if self._rule.pick_at_headers or (self._rule.streamed and offers):
             self._facts = BodyFacts.unseen(length)
             return self._ask(message)
         self.state = State.GATHER
@@ -399,6 +400,11 @@ class Exchange:
     def _content_length(self) -> int | None:
         text = (self._headers or {}).get("content-length", "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _offers_web_socket(headers: Mapping[str, str]) -> bool:
+    """Whether what follows the head is no body, but frames of a WebSocket, which come when the engine has agreed."""
+    return headers.get(":method") == "GET" and headers.get("upgrade", "").lower() == "websocket"
 
 
 def _objective(headers: Mapping[str, str]) -> str:
