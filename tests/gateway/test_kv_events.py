@@ -341,6 +341,20 @@ async def test_an_engine_without_a_replay_port_is_believed_what_it_says_and_no_m
             publisher.close()
 
 
+async def test_a_large_fleet_is_listened_to_as_a_whole() -> None:
+    """More ranks than ZeroMQ has sockets for, unless told."""
+    async with listening() as listener:
+        publisher = listener.publisher()
+        names = [EndpointId(f"e{number}") for number in range(360)]
+        listener.streams.sync(
+            {name: Member(Endpoint(name, f"{listener.host}:8000", Role.FLEXIBLE), "") for name in names}
+        )
+        try:
+            await until(lambda: all(map(listener.streams.connected, names)))
+        finally:
+            publisher.close()
+
+
 async def test_each_rank_has_ports_of_its_own() -> None:
     async with listening(ranks=2) as listener:
         listener.ports[:] = [listener.ports[0] + 1, listener.ports[1] + 1]

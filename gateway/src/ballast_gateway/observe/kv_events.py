@@ -67,6 +67,7 @@ class KvEventStreams:
         self._settings = settings
         self._feed = feed
         self._context = zmq.asyncio.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # by default enough for 341 ranks
         self._room = Room(_REPLAYED_BYTES)
         self._streams: dict[EndpointId, tuple[Member, list[_Stream]]] = {}
 
