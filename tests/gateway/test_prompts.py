@@ -204,3 +204,20 @@ def test_the_tokens_of_a_prompt_with_more_to_it_than_its_messages_are_not_asked_
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
     assert isinstance(tokens_of(chat, "m"), Question)
     assert tokens_of(chat | {field: "a" * 4000}, "m") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "cached"),
+    [
+        ({"prompt": LONG, "prompt_logprobs": 0}, False),
+        ({"prompt": LONG, "echo": True, "logprobs": 1}, False),
+        ({"messages": said(LONG), "echo": True}, False),
+        ({"prompt": LONG, "echo": True}, True),
+        ({"prompt": LONG, "logprobs": 1}, True),
+        ({"messages": said(LONG), "logprobs": True, "top_logprobs": 1}, True),
+    ],
+)
+def test_a_prompt_that_engines_compute_in_any_case_is_looked_for_nowhere(fields: dict[str, Any], cached: bool) -> None:
+    """As evaluation harnesses ask: vLLM skips its prefix cache where log-probabilities of the prompt are wanted."""
+    facts = PromptReader(Belief.PREFIXES, wants_tokens=True).read(fields, model="m")
+    assert (bool(facts.block_hashes), facts.tokens is not None) == (cached, cached)

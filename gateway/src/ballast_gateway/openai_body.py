@@ -118,6 +118,15 @@ def model_of(document: JsonObject, default: str = "") -> str:
     return model
 
 
+def reads_no_cache(document: JsonObject, *, chat: bool) -> bool:
+    """Whether vLLM computes all of the prompt, whatever it holds of it: log-probabilities of the prompt are asked
+    (`SamplingParams.skip_reading_prefix_cache`)."""
+    if document.get("prompt_logprobs") is not None:
+        return True
+    echoed = document.get("top_logprobs", 0) if chat else document.get("logprobs")
+    return document.get("echo") is True and echoed is not None
+
+
 def max_output_tokens(document: JsonObject, path: str = "") -> int | None:
     """The limit on output tokens per choice, the client's or its route's own; None if there is no usable one.
 

@@ -25,7 +25,7 @@ import numpy as np
 from ballast_core.beliefs.block_hashes import text_block_hashes, token_block_hashes
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.prompt_tokens import PromptTokens
-from ballast_gateway.openai_body import CHARS_PER_TOKEN, JsonObject
+from ballast_gateway.openai_body import CHARS_PER_TOKEN, JsonObject, reads_no_cache
 from ballast_gateway.token_questions import Question, tokens_of
 from ballast_gateway.traffic_classes import MOST_CHARS, TrafficClasses
 
@@ -77,7 +77,7 @@ class PromptReader:
 
     def blocks(self, document: JsonObject, model: str) -> tuple[int, ...]:
         """The block hashes of a request body, if any are wanted. May run on any thread."""
-        return tuple(block_hashes(document, model)) if self._names_blocks else ()
+        return tuple(block_hashes(document, model)) if self._names_blocks and _is_cached(document) else ()
 
     def read(
         self, document: JsonObject, *, model: str, objective: str = "", blocks: tuple[int, ...] | None = None
@@ -90,8 +90,13 @@ class PromptReader:
             block_hashes=hashes,
             block_size=BLOCK_TOKENS if hashes else 0,
             traffic_class="" if self._classes is None else self._classes.name(model, objective),
-            tokens=tokens_of(document, model) if self._wants_tokens else None,
+            tokens=tokens_of(document, model) if self._wants_tokens and _is_cached(document) else None,
         )
+
+
+def _is_cached(document: JsonObject) -> bool:
+    """Whether engines look for the prompt in their caches."""
+    return not reads_no_cache(document, chat=document.get("prompt") is None)
 
 
 def block_hashes(document: JsonObject, model: str) -> list[int]:

@@ -164,12 +164,10 @@ def choices(document: JsonObject) -> int:
 
 
 def is_never_pulled(document: JsonObject, *, chat: bool) -> bool:
-    """Whether vLLM's NIXL connector pulls no KV for it: log-probabilities of the prompt are asked
-    (`SamplingParams.skip_reading_prefix_cache`), or the prompt has no token ids to count."""
-    if document.get("prompt_logprobs") is not None or (not chat and document.get("prompt_embeds") is not None):
-        return True
-    echoed = document.get("top_logprobs", 0) if chat else document.get("logprobs")
-    return document.get("echo") is True and echoed is not None
+    """Whether vLLM's NIXL connector pulls no KV for it: the prompt is computed in any case, or has no token ids to
+    count."""
+    without_ids = not chat and document.get("prompt_embeds") is not None
+    return without_ids or openai_body.reads_no_cache(document, chat=chat)
 
 
 def is_plain_object(raw: bytes) -> bool:
