@@ -149,6 +149,17 @@ def test_endpoints_with_blocks_of_other_sizes_are_matched_each_by_its_own() -> N
     assert found(target, tokens) == [36, 32]
 
 
+def test_the_end_of_a_prompt_is_no_block_even_where_it_is_reported_first() -> None:
+    """vLLM's full attention beside other kinds of layers: a short prompt has an end alone, of a smaller size."""
+    target, engine, tokens = index(A), Engine(16), list(range(40))
+    tell(target, A, BlocksStored((1,), None, packed([7] * 4), 4))
+    tell(target, A, engine.store(tokens, 0, 2), BlocksStored((2,), None, packed(tokens[:4]), 4))
+    assert found(target, tokens, slots=1) == [32]
+    known = target.known(A)
+    assert known is not None
+    assert (known.complete, known.block_size, known.blocks) == (True, 16, 2)
+
+
 def test_the_best_rank_of_an_endpoint_counts() -> None:
     target, tokens = index(A, B, ranks=2), list(range(13))
     tell(target, A, Engine().store(tokens, 0, 1), rank=0)
@@ -241,7 +252,7 @@ def test_an_endpoint_that_reports_more_than_it_can_hold_is_believed_nothing() ->
         BlocksStored((1, 2), None, packed([1] * SIZE), SIZE),
         BlocksStored((1,), None, packed([1] * SIZE), SIZE, (None, None)),
         BlocksStored((1,), None, b"abc", SIZE),
-        BlocksStored((1,), None, packed([1] * 8), 8),
+        BlocksStored((1,), None, packed([1] * 2), 2),
         BlocksStored((), None, b"", 0),
     ],
 )

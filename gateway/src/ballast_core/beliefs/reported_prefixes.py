@@ -56,7 +56,7 @@ class ReportedCache:
     block_size: int
     """0 until a block was reported."""
     refused: int
-    """Reports that could not be used since they began: of a block after an unknown one, of an odd size, too many."""
+    """Reports that could not be used since they began: of a block after an unknown one or less than whole, too many."""
     problem: str = ""
     """Why it is not complete."""
 
@@ -209,9 +209,11 @@ class ReportedPrefixes:
             self._missed(cache, f"it reported more than {cache.most_blocks} blocks")
 
     def _adopt(self, cache: _Cache, block_size: int) -> bool:
-        """The first block of a rank tells the size of all."""
-        if cache.block_size or block_size < 1:
+        """The largest blocks of a rank are its whole ones. Engines may report ends of prompts as smaller blocks, even
+        before the first whole one; nothing is made of these."""
+        if block_size <= cache.block_size:
             return False
+        self._empty(cache)
         cache.block_size = block_size
         self._sizes[block_size] = self._sizes.get(block_size, 0) | 1 << cache.lane
         return True
