@@ -262,6 +262,19 @@ def test_nothing_shrinks_while_a_class_misses_its_objective() -> None:
         assert decided(POLICY, replace(later, traffic=replace(later.traffic, attained=(seen,)))).reason == reason
 
 
+def test_a_pool_gives_its_gpus_to_one_that_needs_them_while_a_class_misses_its_objective() -> None:
+    """Else the split that misses it would stay for ever. It gives no more than that."""
+    given = inputs(split(6, 2), traffic(3.0, REASONING), budget=8)
+    missed = replace(given, traffic=replace(given.traffic, attained=(Attained("default", RequestCounts(340, 60)),)))
+    now, layouts = missed, []
+    for _ in range(3):
+        decision = decided(POLICY, now)
+        layouts.append(tuple(counts.replicas for counts in decision.target))
+        now = replace(carried_out(now, decision, after_s=301.0), traffic=missed.traffic)
+    assert layouts == [(6, 2), (4, 2), (4, 4)]
+    assert decision.proposal.candidates[0].layout == (Counts(1, 0), Counts(0, 4))
+
+
 def test_roles_flip_at_once_where_the_present_ones_cannot_carry_the_traffic() -> None:
     given = inputs(flexible(1, 7), traffic(30.0), budget=8)
     assert decided(POLICY, given).reason == "RolesFlipped"

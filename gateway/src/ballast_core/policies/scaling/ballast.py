@@ -44,7 +44,8 @@ class BallastScaling:
     Rehearse: the equilibrium, the present layout and neighbours. Choose: the equilibrium, unless it misses the
     objective in rehearsal and another one does better, by `margin` beyond the interval; of these the cheapest that
     reaches the objective, or else the one that reached most. Act: within clamps, budget and windows; flexible pools
-    change roles before instances start or end. Nothing shrinks while a class misses its objective.
+    change roles before instances start or end. While a class misses its objective a pool shrinks only for GPUs that
+    another one is to grow on.
     """
 
     type: ClassVar[str] = "ballast"

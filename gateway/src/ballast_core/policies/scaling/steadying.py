@@ -46,8 +46,9 @@ def remember(inputs: Inputs, right: Layout, windows: Windows) -> Memory:
 def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, shrinks: bool = True) -> Steadied:
     """What to ask for, where `right` is right; the fitter says what instances do that a window keeps beyond that.
 
-    No pool gets fewer instances unless `shrinks`. Where the present layout breaks a clamp, because clamps have changed,
-    nothing is held back but by GPUs; unless another scaler may have broken it, and for as long as it likes.
+    Unless `shrinks` a pool gets fewer instances only as far as others need its GPUs. Where the present layout breaks a
+    clamp, because clamps have changed, nothing is held back but by GPUs; unless another scaler may have broken it, and
+    for as long as it likes.
     """
     memory, wanted = remember(inputs, right, windows), inputs.wanted
     legal = within(inputs.pools, wanted, inputs.clamps)
@@ -61,11 +62,11 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
                 best = min(now, max(each.layout[k].replicas for each in _since(recent, inputs.now_s - windows.down_s)))
                 if best < now and (pool.starting or pool.draining):
                     best, held_by = now, "ChangeUnderWay"
-                elif not shrinks:
-                    best = now
             elif best > now:
                 best = max(now, min(each.layout[k].replicas for each in _since(recent, inputs.now_s - windows.up_s)))
             replicas.append(best)
+        if not shrinks:
+            replicas = _kept(inputs, replicas)
         if replicas != [counts.replicas for counts in right]:
             target = fitter.refit(right, replicas)
         lasting = [each.layout for each in _since(recent, inputs.now_s - windows.flip_s)]
@@ -78,6 +79,19 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
     if target != right and not held_by:
         held_by = "Stabilising"
     return Steadied(target, held_by, memory)
+
+
+def _kept(inputs: Inputs, replicas: list[int]) -> list[int]:
+    """So many instances in each pool, those of shrinking ones kept as far as the budget goes beside the others."""
+    kept = [max(now.replicas, best) for now, best in zip(inputs.wanted, replicas, strict=True)]
+    if inputs.clamps.gpu_budget is None:
+        return kept
+    over = sum(pool.gpus * count for pool, count in zip(inputs.pools, kept, strict=True)) - inputs.clamps.gpu_budget
+    for k, pool in enumerate(inputs.pools):
+        while over > 0 and kept[k] > replicas[k]:
+            kept[k] -= 1
+            over -= pool.gpus
+    return kept
 
 
 def _others_may_break(inputs: Inputs) -> bool:
