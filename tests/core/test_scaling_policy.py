@@ -290,6 +290,14 @@ def test_new_instances_wait_for_the_gpus_of_those_that_drain() -> None:
     assert decided(POLICY, drained).target[1].decode > 1
 
 
+def test_gpus_that_a_window_keeps_from_others_are_no_change_under_way() -> None:
+    given = inputs(split(6, 2), traffic(3.0, REASONING), budget=8)
+    decision = decided(POLICY, given)
+    assert (decision.target, decision.reason) == (given.wanted, "Stabilising")
+    draining = replace(given.pools[0], draining=1)
+    assert decided(POLICY, replace(given, pools=(draining, given.pools[1]))).reason == "ChangeUnderWay"
+
+
 def test_holt_forecasts_a_rise_but_never_more_than_double() -> None:
     level, ahead = holt_damped([1.0] * 10, 4)
     assert (level, ahead) == (1.0, 1.0)

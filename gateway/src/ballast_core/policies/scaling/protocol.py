@@ -264,7 +264,7 @@ REASONS = {
     "RolesFlipped": "instances of a flexible pool change their role",
     "Rebalanced": "one pool grows while another one shrinks",
     "Steady": "what is asked for is right",
-    "Stabilising": "another layout is right, and a window holds it back",
+    "Stabilising": "another layout is right, and a window, a missed objective or a clamp holds it back",
     "ChangeUnderWay": "another layout is right, and the last change is not done",
     "BudgetReached": "more would be needed than clamps and budget allow; the most balanced layout within them is kept",
     "ScaledToZero": "no request has come for long, and both stages have no instance until one does",

@@ -72,7 +72,7 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
         lasting = [each.layout for each in _since(recent, inputs.now_s - windows.flip_s)]
         target = _lasting_roles(inputs, target, lasting)
     target, free = within_gpus(inputs, target)
-    if not free:
+    if not free and (target != wanted or any(pool.draining for pool in inputs.pools)):
         held_by = held_by or "ChangeUnderWay"
     if legal and not within(inputs.pools, target, inputs.clamps):
         target = wanted

@@ -70,7 +70,8 @@ def conclude(
 
 
 _HELD = {
-    "Stabilising": "a stabilisation window is not over, or the way there would break a clamp",
+    "Stabilising": "a stabilisation window is not over, a class misses its objective, or the way there would break a "
+    "clamp",
     "ChangeUnderWay": "instances of the last change start or drain",
     "BudgetReached": "the budget is used up",
     "Steady": "it is right",
