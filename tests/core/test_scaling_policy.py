@@ -290,6 +290,15 @@ def test_new_instances_wait_for_the_gpus_of_those_that_drain() -> None:
     assert decided(POLICY, drained).target[1].decode > 1
 
 
+def test_a_pool_takes_back_what_drains_and_needs_no_gpus_for_it() -> None:
+    given = inputs(split(1, 1), traffic(40.0), budget=8)
+    prefill, decode = (
+        replace(each, draining=3, returning=back) for each, back in zip(given.pools, (3, 1), strict=True)
+    )
+    decision = decided(POLICY, replace(given, pools=(prefill, decode)))
+    assert (decision.target, decision.reason) == ((Counts(4, 0), Counts(0, 2)), "ScaledUp")
+
+
 def test_gpus_that_a_window_keeps_from_others_are_no_change_under_way() -> None:
     given = inputs(split(6, 2), traffic(3.0, REASONING), budget=8)
     decision = decided(POLICY, given)

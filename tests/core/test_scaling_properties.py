@@ -41,6 +41,7 @@ def pools(draw: st.DrawFn, role: Role) -> Pool:
     wanted = Counts(prefill, replicas - prefill)
     starting = draw(st.integers(0, replicas))
     profile = draw(st.sampled_from(PROFILES))
+    draining = draw(st.integers(0, 2))
     return Pool(
         name=role.value,
         role=role,
@@ -53,7 +54,8 @@ def pools(draw: st.DrawFn, role: Role) -> Pool:
         wanted=wanted,
         ready=Counts(max(0, wanted.prefill - starting), wanted.decode),
         starting=starting,
-        draining=draw(st.integers(0, 2)),
+        draining=draining,
+        returning=draw(st.integers(0, draining)),
         running=draw(st.integers(0, 400)),
         waiting=draw(st.integers(0, 400)),
         kv_usage_ratio=draw(st.floats(0, 1)),
@@ -122,7 +124,7 @@ def _check(now: Inputs, target: tuple[Counts, ...]) -> None:
         assert pool.role is not Role.PREFILL or not counts.decode
         assert pool.role is not Role.DECODE or not counts.prefill
     leaving = sum(
-        pool.gpus * (pool.draining + max(0, pool.wanted.replicas - counts.replicas))
+        pool.gpus * (pool.draining + max(-pool.returning, pool.wanted.replicas - counts.replicas))
         for pool, counts in zip(now.pools, target, strict=True)
     )
     grows = any(counts.replicas > pool.wanted.replicas for pool, counts in zip(now.pools, target, strict=True))

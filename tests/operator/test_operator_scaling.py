@@ -71,6 +71,18 @@ def test_instances_that_a_decision_takes_away_are_emptied_before_they_go() -> No
     assert fleet.counts() == {"prefill": 1, "decode": 1}
 
 
+def test_traffic_that_comes_back_gets_the_instances_that_are_being_emptied() -> None:
+    """Also where they and those that stay are all that the budget has GPUs for."""
+    fleet = busy(spec={"gpuBudget": 8})
+    grown, fleet.rate_rps, fleet.held = fleet.counts(), CALM_RPS, 1
+    fleet.round(24)
+    assert sum(len(each["draining"]) for each in fleet.status["pools"]) == 6
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(2)
+    assert (fleet.counts(), fleet.said["reason"]) == (grown, "ScaledUp")
+    assert sum(len(each.get("draining", ())) for each in fleet.status["pools"]) == 0
+
+
 def test_a_settled_fleet_writes_nothing() -> None:
     fleet = busy()
     fleet.round(8)
@@ -518,10 +530,10 @@ def test_a_fleet_that_is_to_wake_starts_as_soon_as_the_last_instances_have_left_
     to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}, "gpuBudget": 2}
     fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
     fleet.round(5)
-    fleet.rate_rps, fleet.lengths, fleet.held = 0.0, {"idle_since_unix_s": fleet.now_s}, 1
+    fleet.rate_rps, fleet.lengths, fleet.ends = 0.0, {"idle_since_unix_s": fleet.now_s}, False
     fleet.round(22)
     assert fleet.said["reason"] == "ScaledToZero"
-    assert fleet.counts() == {"prefill": 1, "decode": 1}, "they are not empty"
+    assert len(fleet.ending) == 2, "they are empty, and end"
     fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
 
     def soon() -> str:
@@ -532,9 +544,24 @@ def test_a_fleet_that_is_to_wake_starts_as_soon_as_the_last_instances_have_left_
         return str(fleet.said["reason"])
 
     assert "Woken" not in [soon() for _ in range(4)]
-    fleet.held = 0
+    fleet.ends = True
     assert "Woken" in [soon() for _ in range(6)]
     assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_a_fleet_that_is_to_wake_takes_back_the_last_instances_while_these_are_emptied() -> None:
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}, "gpuBudget": 2}
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
+    fleet.round(5)
+    pods = set(fleet.pods)
+    fleet.rate_rps, fleet.lengths, fleet.held = 0.0, {"idle_since_unix_s": fleet.now_s}, 1
+    fleet.round(22)
+    assert fleet.said["reason"] == "ScaledToZero"
+    fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
+    fleet.scaler.steer(soon=True)
+    fleet.look()
+    assert (fleet.said["reason"], set(fleet.pods)) == ("Woken", pods)
+    assert not any(each.get("draining") for each in fleet.status["pools"])
 
 
 def test_a_fleet_at_zero_that_cannot_start_is_asked_with_all_others_and_no_sooner() -> None:

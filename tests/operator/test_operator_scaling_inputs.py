@@ -140,6 +140,17 @@ def test_pods_are_counted_by_what_they_do() -> None:
     assert (of.ready, of.starting, of.draining) == (Counts(0, 1), 1, 1)
 
 
+def test_an_instance_that_is_emptied_returns_unless_its_deployment_may_have_let_it_go() -> None:
+    marks = {"serving.ballast.dev/draining-since": "2027-01-15T07:59:00Z"}
+    goes = marks | {"controller.kubernetes.io/pod-deletion-cost": "-2147483648"}
+    pods = [pod(each, created="2027-01-15T07:00:00Z") for each in ("emptied", "goes", "ends")]
+    for each, notes in zip(pods, (marks, goes, marks), strict=True):
+        each["metadata"]["annotations"] = notes
+    pods[2]["metadata"]["deletionTimestamp"] = "x"
+    of = counted(pool(), *instances_of(pods, NOW_S)["team", "chat"])
+    assert (of.draining, of.returning) == (3, 1)
+
+
 def test_start_up_is_the_median_of_what_was_measured_and_outlives_its_pods() -> None:
     """A pod that is ready again after a fault seems to have taken days."""
     took = [instance(startup_s=each) for each in (50.0, 70.0, 300_000.0)]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from ballast_api import names
 from ballast_api.demand_report import BIN_S, DemandReport
@@ -64,6 +64,7 @@ def instances_of(pods: Iterable[Manifest], now_s: float) -> dict[tuple[str, str]
                 role=_role(labels.get(names.LABEL_ROLE)),
                 ready=ready,
                 ending=bool(metadata.get("deletionTimestamp")) or _is_marked(metadata),
+                returns=not metadata.get("deletionTimestamp") and _is_marked(metadata) and not _goes(metadata),
                 age_s=0.0 if created_s is None else max(0.0, now_s - created_s),
                 startup_s=ready_s - created_s if ready and ready_s is not None and created_s is not None else None,
             )
@@ -161,6 +162,7 @@ def _pool(pool: SteeredPool, steered: Steered, instances: Sequence[Instance], st
         ready=_ready(pool, [each for each in there if each.ready], wanted),
         starting=sum(not each.ready and each.age_s < stuck_s for each in there),
         draining=len(own) - len(there),
+        returning=sum(each.returns for each in own),
     )
 
 
@@ -204,10 +206,14 @@ def _attained(measured: Measured) -> tuple[Attained, ...]:
     return tuple(Attained(each.objective.name, each.joint[ATTAINED_S]) for each in measured.classes)
 
 
-def _is_marked(metadata: Mapping[str, object]) -> bool:
+def _is_marked(metadata: Mapping[str, Any]) -> bool:
     """Whether it is to go, and gets nothing new."""
-    annotations = metadata.get("annotations")
-    return isinstance(annotations, Mapping) and names.ANNOTATION_DRAINING in annotations
+    return names.ANNOTATION_DRAINING in (metadata.get("annotations") or {})
+
+
+def _goes(metadata: Mapping[str, Any]) -> bool:
+    """Whether its Deployment may ask for one pod fewer already."""
+    return names.ANNOTATION_DELETION_COST in (metadata.get("annotations") or {})
 
 
 def _role(label: str | None) -> Role:

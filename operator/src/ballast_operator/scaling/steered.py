@@ -80,6 +80,8 @@ class Instance:
     ready: bool
     ending: bool
     """Being deleted, or marked as one that is to go."""
+    returns: bool = False
+    """Whether it only has that mark, which is taken off where more are wanted."""
     age_s: float
     startup_s: float | None = None
     """From its creation until it was ready; None until then."""

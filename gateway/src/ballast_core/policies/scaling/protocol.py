@@ -66,6 +66,8 @@ class Pool:
     """Instances that are wanted and do not take requests yet."""
     draining: int = 0
     """Instances that are not wanted any more and still finish requests. They hold their GPUs."""
+    returning: int = 0
+    """Those of them that the pool takes back where more are wanted: it needs no GPUs for so many."""
     running: int = 0
     """Requests in the batches of the ready instances, at the last scrape."""
     waiting: int = 0

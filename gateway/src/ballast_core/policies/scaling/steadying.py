@@ -122,17 +122,22 @@ def _lasting_roles(inputs: Inputs, target: Layout, lasting: list[Layout]) -> Lay
 
 
 def within_gpus(inputs: Inputs, target: Layout) -> tuple[Layout, bool]:
-    """The target as far as GPUs are free: those of instances that drain, or are about to, are not. And if it is all."""
+    """The target as far as GPUs are free: those of instances that drain, or are about to, are not, but for a pool that
+    takes them back. And if it is all."""
     budget, pools, wanted = inputs.clamps.gpu_budget, inputs.pools, inputs.wanted
     if budget is None:
         return target, True
     kept = tuple(now if now.replicas > then.replicas else then for now, then in zip(wanted, target, strict=True))
-    over = gpus(pools, kept) + sum(pool.gpus * pool.draining for pool in pools) - budget
+    back = [min(pool.returning, then.replicas - pool.wanted.replicas) for pool, then in zip(pools, kept, strict=True)]
+    draining = sum(pool.gpus * (pool.draining - each) for pool, each in zip(pools, back, strict=True))
+    over = gpus(pools, kept) + draining - budget
     result = list(target)
     for k, pool in reversed(list(enumerate(pools))):
-        while over > 0 and result[k].replicas > wanted[k].replicas:
+        while over > 0 and result[k].replicas > wanted[k].replicas + back[k]:
             counts, now = result[k], wanted[k]
             less_prefill = counts.prefill > now.prefill
             result[k] = Counts(counts.prefill - less_prefill, counts.decode - (not less_prefill))
             over -= pool.gpus
+    if over > 0:  # what is there has more than the budget already
+        result = [now if then.replicas > now.replicas else then for now, then in zip(wanted, result, strict=True)]
     return tuple(result), tuple(result) == target
