@@ -84,6 +84,20 @@ def test_a_pool_shrinks_only_after_its_window_and_grows_at_once() -> None:
     assert decided(POLICY, inputs(split(2, 2), traffic(60.0))).reason == "ScaledUp"
 
 
+def test_rounds_that_cannot_say_what_is_right_bring_no_pool_nearer_to_its_end() -> None:
+    """Traffic that comes back begins with few requests."""
+    busy = inputs(split(6, 3), traffic(40.0))
+    first = decided(POLICY, busy)
+    now = carried_out(busy, first)
+    for _ in range(40):
+        now = carried_out(now, decided(POLICY, replace(now, traffic=traffic(0.0))))
+    assert len(now.memory.recommended) <= 3
+    calm = replace(now, traffic=traffic(2.0))
+    held = decided(POLICY, calm)
+    assert (held.target, held.reason) == (first.target, "Stabilising")
+    assert decided(POLICY, carried_out(calm, held, after_s=301.0)).reason == "ScaledDown"
+
+
 def set_by_another(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
     """The same, with another scaler that sets the last one."""
     return (*pools[:-1], replace(pools[-1], least=0, by_others=True))

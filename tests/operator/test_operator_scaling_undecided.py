@@ -12,7 +12,7 @@ from ballast_api.demand_report import DemandReport
 from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.steering.rehearsing import Trace
 from tests.support.operator_builders import objective
-from tests.support.scaled_fleet import BUSY_RPS, Fleet, autoscaled, busy
+from tests.support.scaled_fleet import BUSY_RPS, CALM_RPS, Fleet, autoscaled, busy
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,18 @@ def test_a_gateway_that_is_silent_for_a_round_changes_and_says_nothing() -> None
     fleet.round(2)
     assert fleet.active() == ("True", "Steered")
     assert fleet.counts() == wanted
+
+
+def test_gateways_that_were_silent_for_long_bring_no_scale_down_with_their_first_words() -> None:
+    fleet = busy()
+    wanted, fleet.rate_rps = fleet.counts(), None
+    fleet.round(24)
+    assert fleet.active() == ("False", "GatewaysSilent")
+    fleet.rate_rps, fleet.lengths = CALM_RPS, {"since_unix_s": fleet.now_s}
+    fleet.round(15)
+    assert (fleet.counts(), fleet.said["reason"]) == (wanted, "Stabilising")
+    fleet.round(10)
+    assert sum(fleet.counts().values()) < sum(wanted.values())
 
 
 def why(fleet: Fleet) -> str:

@@ -23,6 +23,7 @@ from ballast_core.model import Role
 from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.protocol import Counts, Decision, Inputs, Memory, Proposal, Recommended, Refusal
 from ballast_core.policies.scaling.rehearsing import carried_over, unrehearsed, worth_rehearsing
+from ballast_core.policies.scaling.steadying import still_right
 from ballast_core.policies.scaling.telling import refuse
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import NoAnswer, asker
@@ -280,7 +281,8 @@ class Scaler:
             return None
         silent = "; ".join(heard.problems) or "no gateway runs"
         refusal = Refusal("GatewaysSilent", f"what clients ask for is not known: {silent}")
-        return refuse(Proposal(inputs=inputs(None), refusal=refusal))
+        proposal = Proposal(inputs=inputs(None), refusal=refusal)
+        return refuse(proposal, still_right(proposal.inputs))
 
     def _round(self, name: Name, of: Steered, course: _Course, inputs: Inputs, heard: _Heard) -> Decision | None:
         """None: a rehearsal runs."""

@@ -20,7 +20,7 @@ from ballast_core.policies.scaling.protocol import (
     Rehearsal,
 )
 from ballast_core.policies.scaling.sleeping import settled, sleeping
-from ballast_core.policies.scaling.steadying import Windows, steady
+from ballast_core.policies.scaling.steadying import Windows, steady, still_right
 from ballast_core.policies.scaling.telling import conclude, refuse
 
 _LEAST_COVER = 0.75
@@ -113,7 +113,7 @@ class BallastScaling:
         if asleep is not None:
             return asleep
         if proposal.refusal is not None or proposal.demand is None:
-            return refuse(proposal)
+            return refuse(proposal, still_right(inputs))
         counted = [each for each in rehearsals if each.requests >= self.least_requests]
         chosen, predicted, why = self._choose(proposal, counted)
         right = proposal.candidates[chosen].layout

@@ -43,6 +43,16 @@ def remember(inputs: Inputs, right: Layout, windows: Windows) -> Memory:
     return Memory(names, (*(each for each in kept if each.at_s >= since_s), Recommended(inputs.now_s, right)))
 
 
+def still_right(inputs: Inputs) -> Memory:
+    """The memory after a round that cannot say what is right: what was right last is until another layout is."""
+    recent = inputs.memory.recommended
+    if not recent:
+        return inputs.memory
+    last = recent[-1].layout
+    kept = recent[:-1] if len(recent) > 1 and recent[-2].layout == last else recent
+    return Memory(inputs.memory.pools, (*kept, Recommended(inputs.now_s, last)))
+
+
 def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, shrinks: bool = True) -> Steadied:
     """What to ask for, where `right` is right; the fitter says what instances do that a window keeps beyond that.
 

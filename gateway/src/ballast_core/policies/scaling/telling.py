@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ballast_core.policies.scaling.fitting import within
-from ballast_core.policies.scaling.protocol import Decision, Inputs, Layout, Proposal, Rehearsal
+from ballast_core.policies.scaling.protocol import Decision, Inputs, Layout, Memory, Proposal, Rehearsal
 from ballast_core.policies.scaling.steadying import Steadied
 
 
-def refuse(proposal: Proposal) -> Decision:
-    """Nothing changes, whatever the traffic; what was remembered stays."""
+def refuse(proposal: Proposal, memory: Memory | None = None) -> Decision:
+    """Nothing changes, whatever the traffic. `memory`: what to remember; None: what was remembered."""
     refusal, inputs = proposal.refusal, proposal.inputs
     assert refusal is not None
     return Decision(
@@ -16,7 +16,7 @@ def refuse(proposal: Proposal) -> Decision:
         target=inputs.wanted,
         reason=refusal.reason,
         message=f"{refusal.message}; nothing is scaled",
-        memory=inputs.memory,
+        memory=inputs.memory if memory is None else memory,
     )
 
 
