@@ -11,7 +11,7 @@ import pytest
 from ballast_api.demand_report import DemandReport
 from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.steering.rehearsing import Trace
-from tests.support.operator_builders import objective
+from tests.support.operator_builders import NAMESPACE, objective
 from tests.support.scaled_fleet import BUSY_RPS, CALM_RPS, Fleet, autoscaled, busy
 
 
@@ -38,6 +38,28 @@ def test_what_cannot_be_decided_scales_nothing_and_says_why(fleet: Any, reason: 
     one.store.writes.clear()
     one.round(6)
     assert one.store.writes == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (("ServiceLevelObjective", NAMESPACE, "fast"), "SLONotFound"),
+        (("HardwareProfile", None, "h200"), "ProfileNotFound"),
+    ],
+)
+def test_while_something_that_decisions_go_by_is_missing_scaling_is_not_active(
+    gone: tuple[str, str | None, str], reason: str
+) -> None:
+    fleet = busy()
+    wanted, back = fleet.counts(), fleet.store.objects.pop(gone)
+    fleet.look()
+    fleet.rate_rps = CALM_RPS
+    fleet.round(25)
+    assert (fleet.active(), fleet.counts()) == (("False", reason), wanted)
+    assert (gone[2] in why(fleet), why(fleet).endswith("nothing is scaled")) == (True, True)
+    fleet.store.put(back)
+    fleet.look()
+    assert fleet.active() == ("True", "Steered")
 
 
 def _spoilt(fleet: Fleet, how: str) -> None:

@@ -45,10 +45,9 @@ def steered(observed: Observed, plan: Plan, token: bytes) -> Steered | None:
     target = plan.target
     if target is None or target.spec.ratio.mode == "Off" or observed.deleting:
         return None
-    spec, profiles = target.spec, target.profiles
-    lacking = any(pool.hardware not in profiles for pool in spec.pools)
-    if lacking or len(target.objectives) < len(spec.objective_names):
+    if _lacks(target):
         return None
+    spec, profiles = target.spec, target.profiles
     priced = all(profiles[pool.hardware].cost_per_hour for pool in spec.pools)
     return Steered(
         uid=str(observed.pool["metadata"].get("uid", "")),
@@ -64,12 +63,21 @@ def steered(observed: Observed, plan: Plan, token: bytes) -> Steered | None:
     )
 
 
-def scaling_active(observed: Observed, target: Target) -> tuple[Finding, ...]:
-    """The condition ScalingActive; none with mode Off."""
+def _lacks(target: Target) -> bool:
+    """Whether a HardwareProfile or an objective is not usable."""
+    spec = target.spec
+    lacking = any(pool.hardware not in target.profiles for pool in spec.pools)
+    return lacking or len(target.objectives) < len(spec.objective_names)
+
+
+def scaling_active(observed: Observed, target: Target, resolved: Finding) -> tuple[Finding, ...]:
+    """The condition ScalingActive; none with mode Off. `resolved`: whether what the spec names is usable."""
     mode = target.spec.ratio.mode
     if mode == "Off":
         return ()
     kind, stored = ConditionType.SCALING_ACTIVE, stored_among(observed.children, observed.name)
+    if _lacks(target):
+        return (Finding(kind, "False", resolved.reason, f"{resolved.message}; nothing is scaled"),)
     if stored.last is None or stored.mode != mode:
         return (Finding(kind, "Unknown", Reason.NOT_MEASURED, "nothing has been decided yet"),)
     refusal = REFUSALS.get(stored.last.reason)

@@ -59,14 +59,14 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.refused_pods(observed.children),
         *cluster.stuck(fleet.workloads()),
     )
-    attainment = attained(observed, target, plan)
+    attainment, resolved = attained(observed, target, plan), findings.resolved_refs(plan)
     found = (
         findings.available(fleet, target.spec, unrouted=_unrouted(observed, plan)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         attainment.finding,
-        *scaling.scaling_active(observed, target),
-        findings.resolved_refs(plan),
+        *scaling.scaling_active(observed, target, resolved),
+        resolved,
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
     due_s = [plan.look_again_s] if plan.look_again_s is not None else []
