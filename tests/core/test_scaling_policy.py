@@ -26,7 +26,7 @@ from ballast_core.policies.scaling.protocol import (
     Rehearsal,
     Traffic,
 )
-from ballast_core.policies.scaling.rehearsing import worth_rehearsing
+from ballast_core.policies.scaling.rehearsing import carried_over, worth_rehearsing
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from tests.support.scaling import (
@@ -239,6 +239,16 @@ def test_a_rehearsal_is_worth_its_cost_where_something_would_change_or_a_class_m
     missing = replace(settled.traffic, attained=(Attained(SLO.name, RequestCounts(within=50, outside=150)),))
     assert worth_rehearsing(REHEARSED, REHEARSED.propose(replace(settled, traffic=missing)))
     assert not worth_rehearsing(REHEARSED, REHEARSED.propose(replace(given, traffic=traffic(0.0))))
+
+
+def test_what_was_tried_against_other_objectives_is_no_answer() -> None:
+    given = inputs(flexible(3, 2), traffic(20.0))
+    tried = REHEARSED.propose(given)
+    rehearsals = [Rehearsal(candidate=0, requests=200, met=199)]
+    assert carried_over(tried, rehearsals, REHEARSED.propose(given)) == tuple(rehearsals)
+    tighter = REHEARSED.propose(replace(given, objectives=(replace(SLO, ttft_s=2.0),)))
+    assert tighter.candidates[0].layout == tried.candidates[0].layout
+    assert carried_over(tried, rehearsals, tighter) == ()
 
 
 def test_without_rehearsals_that_count_the_equilibrium_decides_and_says_so() -> None:

@@ -134,7 +134,7 @@ def test_what_was_tried_is_not_taken_for_an_answer_to_another_question() -> None
     fleet.rate_rps = 4.5
     over(fleet.scaler.rehearsals)
     fleet.round(1)
-    assert "the traffic asks for something else by now" in fleet.said["message"]
+    assert "the traffic or the spec asks for something else by now" in fleet.said["message"]
     assert outcomes(fleet) == {"outdated": 1, "seconds": 1}
     assert fleet.counts()["prefill"] > 2
 

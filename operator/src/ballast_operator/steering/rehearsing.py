@@ -43,7 +43,7 @@ class Outcome(StrEnum):
     CHOSEN = "chosen"
     """What it found decided."""
     OUTDATED = "outdated"
-    """The traffic asked for something else by then."""
+    """The traffic or the spec asked for something else by then."""
     OUT_OF_BUDGET = "out-of-budget"
     """Of seconds, of processor time or of memory."""
     NO_TRAFFIC = "no-traffic"

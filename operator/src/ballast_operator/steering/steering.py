@@ -302,7 +302,7 @@ class Scaler:
             self.rehearsed(name, Outcome.CHOSEN if found else Outcome.OUTDATED, rehearsed.seconds)
             if found:
                 return policy.decide(proposal, found)
-            problem = "the traffic asks for something else by now than what was tried"
+            problem = "the traffic or the spec asks for something else by now than what was tried"
         elif not worth_rehearsing(policy, proposal):
             return policy.decide(proposal)
         elif rehearsed is not None:

@@ -28,10 +28,12 @@ def unrehearsed(decision: Decision, problem: str) -> Decision:
 def carried_over(tried: Proposal, rehearsals: Sequence[Rehearsal], proposal: Proposal) -> tuple[Rehearsal, ...]:
     """What rehearsals of an earlier proposal say of a later one: those of the layouts that are candidates of both.
 
-    They take seconds, and the traffic goes on meanwhile. None where the present layout, the pools or the equilibrium
-    is another one by now: then the earlier question is not the one that is asked.
+    They take seconds, and the traffic goes on meanwhile. None where the objectives, the present layout, the pools or
+    the equilibrium are others by now: then the earlier question is not the one that is asked.
     """
     before, now = tried.inputs, proposal.inputs
+    if before.objectives != now.objectives:
+        return ()
     same = before.wanted == now.wanted and [each.name for each in before.pools] == [each.name for each in now.pools]
     if not (same and tried.candidates and proposal.candidates):
         return ()
