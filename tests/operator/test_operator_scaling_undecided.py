@@ -62,6 +62,20 @@ def test_while_something_that_decisions_go_by_is_missing_scaling_is_not_active(
     assert fleet.active() == ("True", "Steered")
 
 
+def test_decisions_that_have_no_place_are_told_in_the_status() -> None:
+    metadata = {"name": "chat-scaling", "namespace": NAMESPACE, "uid": "theirs"}
+    fleet = Fleet(rate_rps=BUSY_RPS)
+    fleet.store.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}})
+    fleet.round(2)
+    degraded = next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")
+    assert degraded["reason"] == "NameConflict"
+    assert "ConfigMap chat-scaling: exists and was not made by Ballast" in degraded["message"]
+    del fleet.store.objects["ConfigMap", NAMESPACE, "chat-scaling"]
+    fleet.round(2)
+    assert fleet.active() == ("True", "Steered")
+    assert next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["reason"] == "AsExpected"
+
+
 def _spoilt(fleet: Fleet, how: str) -> None:
     if how == "NoTraffic":
         fleet.rate_rps = 0.0

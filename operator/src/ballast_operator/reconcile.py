@@ -16,7 +16,7 @@ from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.conditions import transitions
 from ballast_operator.gateways.board import Board
 from ballast_operator.gateways.loads import Loads
-from ballast_operator.kinds import ENGINE_POOL, HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
+from ballast_operator.kinds import CONFIG_MAP, ENGINE_POOL, HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
@@ -154,7 +154,8 @@ class Reconciler:
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = self._applied(observed, planned)
-        outcome = replace(outcome, refusals=(*outcome.refusals, *self._untold_scalers(observed)))
+        more = (*self._untold_scalers(observed), *self._unstored_decisions(namespace, name))
+        outcome = replace(outcome, refusals=(*outcome.refusals, *more))
         found = verdict(observed, planned, outcome)
         if found.status is not None:
             self._write_status(SERVING_POOL, observed.pool, found.status)
@@ -195,6 +196,12 @@ class Reconciler:
                 self._write_status(ENGINE_POOL, handle, status)
             except ApiFailure as error:
                 yield refusal(handle, error)
+
+    def _unstored_decisions(self, namespace: str, name: str) -> Iterator[Refusal]:
+        """Why decisions on instances cannot be stored."""
+        found = self._helm.unstored(namespace, name)
+        if found is not None:
+            yield Refusal(CONFIG_MAP.key(names.scaling_name(name)), found.message, found.taken)
 
     def _unreadable(self, namespace: str, name: str, error: ApiFailure) -> Result:
         """Says so, where ServingPools may be read."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from ballast_api import names
+from ballast_api.conditions import Reason
 from ballast_api.demand_report import DemandReport, Load, together
 from ballast_api.rehearsal_job import RehearsalJob
 from ballast_core.model import Role
@@ -37,7 +38,7 @@ from ballast_operator.planning.scaling import REFUSALS
 from ballast_operator.profiles.learned import corrected
 from ballast_operator.profiles.lessons import Lessons
 from ballast_operator.scaling.flipping import Flip, flips
-from ballast_operator.scaling.helm import Helm
+from ballast_operator.scaling.helm import Helm, Unstored
 from ballast_operator.scaling.inputs import inputs_of, instances_of
 from ballast_operator.scaling.records import NOTHING, Stored, read, resumed, written
 from ballast_operator.scaling.steered import Instance, Steered
@@ -112,7 +113,8 @@ def demands(asked: Sequence[tuple[GatewayPod, bytes]]) -> list[DemandReport | Ba
 @dataclass(slots=True)
 class Scaler:
     """`start` it, and `stop` it at the end. In its thread `changed` is called with each ServingPool for which something
-    new was stored, and `told` with each decision, and without one for a ServingPool that is steered no more."""
+    new was stored, or cannot be, and `told` with each decision, and without one for a ServingPool that is steered no
+    more."""
 
     cluster: Cluster
     board: Board
@@ -185,11 +187,24 @@ class Scaler:
             try:
                 learned = corrected(of, self.lessons.of(name))
                 self._steer_one(name, learned, instances_of(pods[name], self.unix_s()).get(name, []), heard[name])
+                self._tell(name, None)
             except ApiFailure as error:
                 logger.warning("ServingPool %s/%s is not scaled: %s; trying again", *name, error)
+                self._tell(name, error)
             except Exception:
                 # One unforeseen ServingPool must not stop all others.
                 logger.exception("ServingPool %s/%s is not scaled: unexpected error; trying again", *name)
+
+    def _tell(self, name: Name, error: ApiFailure | None) -> None:
+        """Let a look say that decisions cannot be stored, or that they can be again."""
+        if error is not None and error.transient:
+            return
+        why = None
+        if error is not None:
+            taken = error.reason == Reason.NAME_CONFLICT
+            why = Unstored("exists and was not made by Ballast" if taken else str(error), taken)
+        if self.helm.stored(name, why):
+            self.changed(name)
 
     def _make_round(self) -> None:
         now_s = time.monotonic()
@@ -239,7 +254,7 @@ class Scaler:
             pool = {"metadata": {"namespace": namespace, "name": serving_pool, "uid": of.uid}}
             if found is not None and not is_labelled(found, pool):  # what is decided has no place until it goes
                 taken = f"ConfigMap {names.scaling_name(serving_pool)} exists and was not made by Ballast"
-                raise ApiFailure(409, "NameConflict", f"{taken}; delete or rename it")
+                raise ApiFailure(409, Reason.NAME_CONFLICT, f"{taken}; delete or rename it")
             if found is not None and _is_of(found, of.uid):
                 stored = read(found)
             course = self._courses[name] = _Course(of.uid, stored, resumed(stored.memory, self._now_s()))
