@@ -149,8 +149,9 @@ class Reconciler:
             return Result(failed=True)
         followed = following(observed, planned)
         self._board.follow(namespace, name, followed)
-        self._lessons.follow(namespace, name, taught(observed, planned))  # first: it is not steered before it is asked
-        self._helm.steer(namespace, name, steered(observed, planned, b"" if followed is None else followed.token))
+        lessons = taught(observed, planned)
+        self._lessons.follow(namespace, name, lessons)  # first: it is not steered before it is asked
+        self._helm.steer(namespace, name, steered(observed, planned, b"" if lessons is None else lessons.token))
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = self._applied(observed, planned)

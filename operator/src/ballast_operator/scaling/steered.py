@@ -59,7 +59,7 @@ class Steered:
     rehearse: Rehearse | None = None
     """None: the equilibrium decides, and nothing is tried."""
     token: bytes = field(default=b"", repr=False)
-    """Signs what gateways are asked; empty without an objective: there is nothing to ask then."""
+    """Signs what gateways are asked; empty: there is none, and nobody can be asked."""
     kept: bool = False
     """Whether decisions are stored."""
 

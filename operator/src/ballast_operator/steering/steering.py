@@ -286,15 +286,13 @@ class Scaler:
                 of, instances, report, measured, stored=course.stored, memory=course.memory, now_s=self._now_s()
             )
 
-        if not of.token:
-            return self._round(name, of, course, inputs(None), heard)
         if heard.reports and not heard.problems:
             course.silent = 0
             return self._round(name, of, course, inputs(together(heard.reports)), heard)
         course.silent += 1
         if course.silent < PATIENCE:
             return None
-        silent = "; ".join(heard.problems) or "no gateway runs"
+        silent = "; ".join(heard.problems) or ("no gateway runs" if of.token else "there is no token to ask with")
         refusal = Refusal("GatewaysSilent", f"what clients ask for is not known: {silent}")
         proposal = Proposal(inputs=inputs(None), refusal=refusal)
         return refuse(proposal, still_right(proposal.inputs))
