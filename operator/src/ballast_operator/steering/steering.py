@@ -88,6 +88,15 @@ class _Course:
     memory: Memory
     silent: int = 0
     """Rounds in a row in which not all gateways answered."""
+    startups_s: Mapping[str, float] = field(default_factory=dict)
+    """Of the pods that are there, by their uid, as first seen: one that is ready again after a fault seems to have
+    taken until then."""
+
+    def as_first_seen(self, instances: Sequence[Instance]) -> list[Instance]:
+        """The instances with the start-up times that they had when they were first ready."""
+        found = [replace(each, startup_s=self.startups_s.get(each.uid, each.startup_s)) for each in instances]
+        self.startups_s = {each.uid: each.startup_s for each in found if each.startup_s is not None}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +273,7 @@ class Scaler:
 
     def _steer_one(self, name: Name, of: Steered, instances: Sequence[Instance], heard: _Heard) -> None:
         course = self._course(name, of)
+        instances = course.as_first_seen(instances)
         decision = self._decided(name, of, course, instances, heard)
         if decision is not None:
             course.memory = decision.memory
