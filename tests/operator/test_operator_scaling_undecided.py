@@ -142,6 +142,22 @@ def test_gateways_that_were_silent_for_long_bring_no_scale_down_with_their_first
     assert sum(fleet.counts().values()) < sum(wanted.values())
 
 
+def test_a_gateway_that_begins_to_count_is_not_told_as_an_end_of_traffic() -> None:
+    """One that begins again and again is, in words of its own."""
+    fleet = busy()
+    wanted, said = fleet.counts(), fleet.said
+    for _ in range(2):
+        fleet.lengths = {"since_unix_s": fleet.now_s + 14.0}
+        fleet.round(1)
+        assert (fleet.active(), fleet.said, fleet.counts()) == (("True", "Steered"), said, wanted)
+    fleet.lengths = {"since_unix_s": fleet.now_s + 14.0}
+    fleet.round(1)
+    assert fleet.active() == ("False", "NoTraffic")
+    assert why(fleet).startswith("no window of arrivals is over since a gateway began to count")
+    fleet.round(1)
+    assert fleet.active() == ("True", "Steered")
+
+
 def why(fleet: Fleet) -> str:
     """The message of ScalingActive."""
     found: str = next(each for each in fleet.status["conditions"] if each["type"] == "ScalingActive")["message"]

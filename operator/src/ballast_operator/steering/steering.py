@@ -56,7 +56,8 @@ WAKE_S: Final = 2.0
 REHEARSED_S: Final = 1.0
 """The same, to see whether a rehearsal is over."""
 PATIENCE: Final = 3
-"""Rounds in which a gateway may be silent before that is said: until then nothing is decided or written."""
+"""Rounds in which a gateway may be silent, or have counted for no whole window, before that is said: until then
+nothing is decided or written."""
 
 
 class Cluster(Lists, Protocol):
@@ -87,7 +88,7 @@ class _Course:
     stored: Stored
     memory: Memory
     silent: int = 0
-    """Rounds in a row in which not all gateways answered."""
+    """Rounds in a row in which not all gateways answered, or one had counted for too short a time."""
     startups_s: Mapping[str, float] = field(default_factory=dict)
     """Of the pods that are there, by their uid, as first seen: one that is ready again after a fault seems to have
     taken until then."""
@@ -288,7 +289,7 @@ class Scaler:
     def _decided(
         self, name: Name, of: Steered, course: _Course, instances: Sequence[Instance], heard: _Heard
     ) -> Decision | None:
-        """None: not now, a gateway is silent or a rehearsal runs."""
+        """None: not now, a gateway is silent or has just begun to count, or a rehearsal runs."""
 
         def inputs(report: DemandReport | None) -> Inputs:
             measured = self.board.newest(*name)
@@ -297,8 +298,10 @@ class Scaler:
             )
 
         if heard.reports and not heard.problems:
-            course.silent = 0
-            return self._round(name, of, course, inputs(together(heard.reports)), heard)
+            decision = self._round(name, of, course, inputs(together(heard.reports)), heard)
+            blind = decision is not None and decision.reason == Reason.NO_TRAFFIC and not _arrivals(decision)
+            course.silent = course.silent + 1 if blind else 0
+            return None if 0 < course.silent < PATIENCE else decision
         course.silent += 1
         if course.silent < PATIENCE:
             return None
@@ -392,6 +395,10 @@ class Scaler:
             self.cluster.create_event(scaling_event(owner, told.event))
         except ApiFailure as error:
             logger.warning("ServingPool %s/%s: event not posted: %s", owner.namespace, owner.name, error)
+
+
+def _arrivals(decision: Decision) -> Sequence[int]:
+    return decision.proposal.inputs.traffic.arrivals
 
 
 def _is_asleep(of: Steered, decision: Decision) -> bool:

@@ -32,6 +32,8 @@ def tightest_tpot_s(objectives: tuple[Objective, ...]) -> float | None:
 def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
     """What the traffic needs, or why that cannot be said."""
     traffic = inputs.traffic
+    if not traffic.arrivals:
+        return Refusal("NoTraffic", "no window of arrivals is over since a gateway began to count")
     if not sum(traffic.arrivals):
         return Refusal("NoTraffic", "no request arrived in the last windows")
     if traffic.lengths is None or traffic.lengths.output_tokens <= 0:
