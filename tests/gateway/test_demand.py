@@ -73,6 +73,17 @@ def test_reports_of_several_gateways_are_added_window_by_window() -> None:
     assert both.endpoints == {"e": Load(1, 3, 350)}
 
 
+def test_a_clock_that_is_ahead_hides_no_traffic_of_other_gateways() -> None:
+    """Three minutes, longer than what is told: by that clock all that the others counted is too old."""
+    given = {"requests": (Seen(1000.0, 9, 9, True),), "oldest_unix_s": 990.0, "idle_since_unix_s": 1001.0}
+    right = report(1002.0, {0: 2, 1: 5}, **given)
+    ahead = report(1182.0, {0: 1, 1: 4}, idle_since_unix_s=1100.0)
+    both = together([right, ahead])
+    assert both.arrivals[-2:] == (9, 3)
+    assert [each.arrived_unix_s for each in both.requests] == [1180.0]
+    assert (both.unix_s, both.oldest_unix_s, both.idle_since_unix_s) == (1182.0, 1170.0, 1181.0)
+
+
 def test_a_gateway_that_tells_as_many_lengths_as_it_may_does_not_drown_in_older_ones() -> None:
     busy = report(1002.0, {}, requests=tuple(Seen(990.0 + k / LENGTHS, 1, 1, True) for k in range(LENGTHS)))
     calm = report(1002.0, {}, requests=(Seen(900.0, 9, 9, True), Seen(995.0, 9, 9, True)))

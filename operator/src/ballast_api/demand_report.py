@@ -1,7 +1,7 @@
 """What a gateway's `/ballast/v1/demand` answers: the traffic of the last two minutes, in a few numbers.
 
 A scaling policy goes by it. It is counts and lengths alone, so that of several gateways adds up: `together`. Times are
-seconds since 1970; gateways whose clocks differ by more than `BIN_S` count each other's arrivals late.
+seconds since 1970 by the gateway's clock.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ WINDOW_S: Final = 120
 BIN_S: Final = 5
 """Seconds of one window of arrivals. They begin at multiples of it."""
 BINS: Final = WINDOW_S // BIN_S
+SKEW_S: Final = 2.0 * BIN_S
+"""Gateways are asked within a shorter time than that: reports that are further apart are of clocks that differ."""
 LENGTHS: Final = 1000
 """Requests whose lengths one gateway tells, at most: the newest."""
 
@@ -87,10 +89,11 @@ def read_demand(body: bytes) -> DemandReport:
 def together(reports: Sequence[DemandReport]) -> DemandReport:
     """The traffic of several gateways. At least one.
 
-    Where one tells as many lengths as it may, those of all are taken from when its first one arrived: each gateway then
-    counts by its share of the requests.
+    Times are those of the clock that is ahead. Where one tells as many lengths as it may, those of all are taken from
+    when its first one arrived: each gateway then counts by its share of the requests.
     """
     newest = max(reports, key=lambda each: each.unix_s)
+    reports = [each if newest.unix_s - each.unix_s <= SKEW_S else _at(each, newest.unix_s) for each in reports]
     arrivals: Counter[int] = Counter()
     for each in reports:
         first = each.newest_bin - len(each.arrivals) + 1
@@ -117,6 +120,25 @@ def together(reports: Sequence[DemandReport]) -> DemandReport:
         prompt_tokens=sum(each.prompt_tokens for each in reports),
         cached_tokens=sum(each.cached_tokens for each in reports),
         endpoints=_loads(reports),
+    )
+
+
+def _at(report: DemandReport, unix_s: float) -> DemandReport:
+    """The same by a clock that said `unix_s` when the report was made."""
+    ahead_s = unix_s - report.unix_s
+
+    def by_that(time_s: float | None) -> float | None:
+        return None if time_s is None else time_s + ahead_s
+
+    return msgspec.structs.replace(
+        report,
+        unix_s=unix_s,
+        since_unix_s=report.since_unix_s + ahead_s,
+        requests=tuple(
+            msgspec.structs.replace(each, arrived_unix_s=each.arrived_unix_s + ahead_s) for each in report.requests
+        ),
+        oldest_unix_s=by_that(report.oldest_unix_s),
+        idle_since_unix_s=by_that(report.idle_since_unix_s),
     )
 
 
