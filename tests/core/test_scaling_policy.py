@@ -131,6 +131,20 @@ def test_a_clamp_that_was_edited_waits_for_no_window(pools: tuple[Pool, ...], cl
 
 
 @pytest.mark.parametrize(
+    ("pools", "target"),
+    [(split(6, 3), (Counts(4, 0), Counts(0, 2))), (flexible(6, 3), (Counts(4, 2),))],
+    ids=["two pools", "a flexible one"],
+)
+def test_a_budget_that_was_lowered_is_kept_without_traffic_too(
+    pools: tuple[Pool, ...], target: tuple[Counts, ...]
+) -> None:
+    calm = inputs(pools, traffic(0.0), budget=6)
+    decision = decided(POLICY, calm)
+    assert (decision.target, decision.reason) == (target, "ScaledDown")
+    assert decided(POLICY, carried_out(calm, decision)).reason == "NoTraffic"
+
+
+@pytest.mark.parametrize(
     ("given", "reason"),
     [
         pytest.param(inputs(split(1, 1), Traffic(bin_s=15.0)), "NoTraffic", id="no window at all"),

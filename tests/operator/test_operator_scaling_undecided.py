@@ -113,6 +113,17 @@ def test_a_fleet_that_has_grown_stays_as_it_is_once_nothing_can_be_decided(reaso
     assert (fleet.counts(), asked) == (grown, [])
 
 
+def test_a_budget_that_is_lowered_without_traffic_stops_instances_and_holds_nothing() -> None:
+    fleet = busy()
+    fleet.rate_rps = 0.0
+    fleet.round(2)
+    fleet.edit(gpuBudget=4)
+    fleet.look()
+    fleet.round(6)
+    assert sum(fleet.counts().values()) == 4
+    assert next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["reason"] == "AsExpected"
+
+
 def test_a_gateway_that_is_silent_for_a_round_changes_and_says_nothing() -> None:
     """The others' traffic alone would look like a calm."""
     fleet = busy()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ballast_core.policies.declaring import check_within, parameter
 from ballast_core.policies.scaling.demand import Reserves, demand_of, misses, tightest_tpot_s
-from ballast_core.policies.scaling.fitting import Fitter, least_layout, price, refusal_of, within
+from ballast_core.policies.scaling.fitting import Fitter, gpus, least_layout, price, refusal_of, within
 from ballast_core.policies.scaling.protocol import (
     Candidate,
     Decision,
@@ -21,7 +21,7 @@ from ballast_core.policies.scaling.protocol import (
 )
 from ballast_core.policies.scaling.sleeping import settled, sleeping
 from ballast_core.policies.scaling.steadying import Windows, steady, still_right
-from ballast_core.policies.scaling.telling import conclude, refuse
+from ballast_core.policies.scaling.telling import conclude, in_words, refuse
 
 _LEAST_COVER = 0.75
 """A candidate that by arithmetic carries less than this share of what is needed is not tried beside one that carries
@@ -113,7 +113,7 @@ class BallastScaling:
         if asleep is not None:
             return asleep
         if proposal.refusal is not None or proposal.demand is None:
-            return refuse(proposal, still_right(inputs))
+            return _within_budget(proposal) or refuse(proposal, still_right(inputs))
         counted = [each for each in rehearsals if each.requests >= self.least_requests]
         chosen, predicted, why = self._choose(proposal, counted)
         right = proposal.candidates[chosen].layout
@@ -176,3 +176,27 @@ class BallastScaling:
             best.attainment,
             f"in rehearsal surely better than the equilibrium's {own.attainment:.1%}",
         )
+
+
+def _within_budget(proposal: Proposal) -> Decision | None:
+    """What keeps to a budget that was lowered, with the stages in their present proportion, where the traffic cannot
+    say more; None: the budget is kept, or nothing keeps to it."""
+    inputs, budget = proposal.inputs, proposal.inputs.clamps.gpu_budget
+    if budget is None or gpus(inputs.pools, inputs.wanted) <= budget:
+        return None
+    pools = tuple(replace(each, most=min(each.most, each.wanted.replicas)) for each in inputs.pools)
+    prefill, decode = (
+        sum(counts) for counts in zip(*((each.prefill, each.decode) for each in inputs.wanted), strict=True)
+    )
+    rates = tuple((1.0, 1.0) for _ in pools)
+    fitted = Fitter(pools, inputs.clamps, (max(1.0, prefill), max(1.0, decode)), rates).fit()
+    if fitted is None:
+        return None
+    why = "" if proposal.refusal is None else f"; {proposal.refusal.message}"
+    return Decision(
+        proposal=proposal,
+        target=fitted,
+        reason="ScaledDown",
+        message=f"from {in_words(inputs, inputs.wanted)} to {in_words(inputs, fitted)}, for {budget} GPUs{why}",
+        memory=still_right(inputs),
+    )
