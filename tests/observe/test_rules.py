@@ -127,7 +127,7 @@ CASES = (
     Case("BallastSloSlowBurn", judged(4, 96, minutes=400), "390m", False),
     Case("BallastSloBudgetBurn", judged(2, 98, minutes=500), "490m", True),
     Case("BallastSloBudgetBurn", judged(0.5, 99.5, minutes=500), "490m", False),
-    Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "30m", False),  # it is new
+    Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "29m", False),  # it is new
     Case("BallastPoolUnavailable", condition("Available", "False", "DecodeNotReady"), "40m", True),
     Case("BallastPoolUnavailable", condition("Available", "False", "ScaledToZero"), "40m", False),
     Case("BallastPoolUnavailable", condition("Available", "True", "Ready"), "40m", False),
