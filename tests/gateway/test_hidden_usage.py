@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from ballast_gateway.proxy.hidden_usage import HiddenUsage
 from tests.support.engine_sim import FAST, engine_sim
 from tests.support.gateway_kit import running_gateway
+from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, scripted_engine
 
 DONE = b"data: [DONE]\n\n"
 PRINT = {"system_fingerprint": "v"}
@@ -56,6 +58,7 @@ def test_a_usage_at_the_end_is_taken_out_however_the_bytes_come(cuts: list[int])
     [
         event("a", usage={"completion_tokens": 1}) + event("b", "stop") + usage() + DONE,
         event("a") + event("b", "stop", usage={"completion_tokens": 2}) + usage() + DONE,
+        event("a") + event("b", "stop") + event("", usage={"completion_tokens": 2}) + DONE,
         (event("a") + event("b", "stop") + usage()).replace(b"\n\n", b"\r\n\r\n"),
         event("a") + event("b", "stop") + DONE,
         event("a") + event("b", "stop") + b": ping\n\n" + DONE,
@@ -67,6 +70,7 @@ def test_a_usage_at_the_end_is_taken_out_however_the_bytes_come(cuts: list[int])
     ids=[
         "forced",
         "forced at the end",
+        "beside a choice",
         "line ends",
         "no usage",
         "comment",
@@ -83,7 +87,15 @@ def test_what_else_comes_is_passed_on(stream: bytes, cuts: list[int]) -> None:
 
 def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
     hidden = HiddenUsage()
+    assert hidden.feed(event("a")) == event("a")
     assert sum(len(hidden.feed(b"x" * 65_536)) for _ in range(64)) == 64 * 65_536
+    assert not hidden.gives_whole
+
+
+def test_the_first_event_may_be_long() -> None:
+    """It may have the log-probabilities of a long prompt."""
+    long = event("a", prompt_logprobs="x" * 3_000_000)
+    assert shown(long + event("b", "stop") + usage() + DONE, [1_000_000, 2_000_000]) == long + event("b", "stop") + DONE
 
 
 @pytest.mark.parametrize(
@@ -117,3 +129,22 @@ def undated(line: str) -> object:
     if not line.startswith("data: {"):
         return line
     return [(key, value) for key, value in json.loads(line[6:]).items() if key != "created"]
+
+
+async def test_the_first_token_is_reported_also_where_it_is_the_last(tmp_path: Path) -> None:
+    """Its event waits for the usage, which may come in a read of its own."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD)
+        for each in (event("a", "length"), usage(), DONE):
+            writer.write(chunk(each))
+            await asyncio.sleep(0.05)
+        writer.write(b"0\r\n\r\n")
+
+    async with scripted_engine(script) as engine, running_gateway(tmp_path, {"f0": engine.address}) as gateway:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "seed": 1, "stream": True}
+        async with httpx.AsyncClient(timeout=30) as client:
+            answer = await client.post(f"{gateway.url}/v1/completions", json=body)
+        assert answer.content == event("a", "length") + DONE
+        (entry,) = gateway.requests()
+        assert (entry["output_tokens"], "ttft_s" in entry) == (1, True)

@@ -51,12 +51,23 @@ def test_an_engine_stands_still_while_its_counts_do() -> None:
         (7, 4.0, 4.0, 3.0),
         (7, 5.0, 4.0, 3.0),
         (8, 6.0, inf, 6.0),
-        (None, 7.0, inf, 6.0),  # nothing runs
-        (8, 8.0, inf, 6.0),
-        (8, 9.0, 9.0, 6.0),
+        (8, 7.0, 7.0, 6.0),
+        (None, 8.0, inf, 6.0),  # it does not say
+        (8, 9.0, inf, 6.0),
+        (8, 10.0, 10.0, 6.0),
     ):
-        signs.shown(computed, at_s)
+        signs.shown(computed, at_s, runs=True)
         assert (signs.stood_s, signs.computed_s) == (stood_s, computed_s), at_s
+    signs.unseen()
+    assert signs.stood_s == inf
+
+
+def test_an_engine_without_requests_stands_not_still_and_is_seen_to_have_computed() -> None:
+    """A short request may come and go between two scrapes."""
+    signs = LifeSigns().of(E0)
+    for computed, at_s, computed_s in ((7, 1.0, -inf), (7, 2.0, -inf), (9, 3.0, 3.0)):
+        signs.shown(computed, at_s, runs=False)
+        assert (signs.stood_s, signs.computed_s) == (inf, computed_s)
 
 
 def test_the_director_is_told_on_its_own_clock_and_strangers_are_forgotten() -> None:

@@ -505,6 +505,47 @@ async def test_a_stream_whose_events_have_several_tokens_goes_on_at_the_token(wh
         assert (world.client.text, world.record.rescues) == (WHOLE, 1)
 
 
+async def broken_behind(world: World, events: int) -> None:
+    """The engine breaks after so many more of its events."""
+    (call,) = [call for call in world.engines.calls if call.streams]
+    world.take("stream", sum(len(each) + 2 for each in call.pending.split(b"\n\n")[:events]))
+    world.take("break", 0)
+    await world.settle()
+
+
+async def test_without_rescue_no_warm_target_goes_on_inside_of_a_character() -> None:
+    """The stream is cut off, as it is without a target."""
+    world = World(False, joins=3)
+    await world.settle()
+    world.take("dispatch", 0)
+    await world.settle()
+    world.take("stream", len(world.engines.calls[0].pending.split(b"\n\n")[0]) + 2)
+    for step in ("order", "answer"):
+        world.take(step, 0)
+        await world.settle()
+    await broken_behind(world, 3)
+    world.check()
+    assert world.client.ends == ["abort"]
+
+
+async def test_a_whole_answer_starts_over_where_no_engine_says_what_its_last_tokens_read() -> None:
+    """Nothing has been sent: the error of a stream would be worse."""
+    world = World(True, whole=True, joins=3)
+    await world.settle()
+    world.take("dispatch", 0)
+    await world.settle()
+    await broken_behind(world, 4)
+    world.take("dispatch", 0)
+    await world.settle()
+    states = [world.run.life.state]
+    world.take("refuse", 0)
+    await world.settle()
+    assert [*states, world.run.life.state] == [State.MEASURING, State.PLACING]
+    await world.finish()
+    world.check()
+    assert world.client.text == WHOLE
+
+
 async def test_a_stream_with_a_slow_client_stays_while_its_engine_serves_others() -> None:
     """It is late because nobody reads it."""
     world = World(True)

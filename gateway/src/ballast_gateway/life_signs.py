@@ -55,18 +55,23 @@ class Signs:
         """The scrape was answered, or refused at once."""
         self.asked_s = math.inf
 
-    def shown(self, computed_tokens: int | None, now_s: float) -> None:
-        """What a scrape says that the engine has computed since its start; None: nothing runs, or it does not say.
+    def shown(self, computed_tokens: int | None, now_s: float, *, runs: bool) -> None:
+        """What a scrape says that the engine has computed since its start (None: it does not say), and whether
+        requests run there.
 
         An engine that has not computed anything yet may compile, or warm up.
         """
         before, self._computed = self._computed, computed_tokens
-        if not computed_tokens or computed_tokens != before:
+        if computed_tokens and before is not None and computed_tokens != before:
+            self.computed_s = now_s
+        if not (runs and computed_tokens and computed_tokens == before):
             self.stood_s = math.inf
-            if computed_tokens and before is not None:
-                self.computed_s = now_s
         elif math.isinf(self.stood_s):
             self.stood_s = now_s
+
+    def unseen(self) -> None:
+        """A scrape has shown nothing of its work."""
+        self.stood_s = math.inf
 
 
 class _Told(NamedTuple):

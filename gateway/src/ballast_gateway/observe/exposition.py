@@ -56,7 +56,7 @@ class EngineGauges:
     """Mean over the engines behind the endpoint."""
     preemptions: int
     computed_tokens: int | None = None
-    """Prompt and output tokens since its start, read while something runs; None where the page does not say."""
+    """Prompt and output tokens since its start; None where the page does not say."""
     adapters: AdapterGauges | None = None
     """None where the engine has no LoRA."""
 
@@ -71,13 +71,12 @@ async def read_page(page: bytes) -> EngineGauges:
 def read_gauges(page: bytes) -> EngineGauges:
     """The numbers on a page. Raises `BadExposition`."""
     kv_usage = _values(page, _KV_USAGE)
-    running = _sum(_RUNNING, _needed(page, _RUNNING))
     return EngineGauges(
-        running=running,
+        running=_sum(_RUNNING, _needed(page, _RUNNING)),
         waiting=_sum(_WAITING, _needed(page, _WAITING)),
         kv_usage_ratio=sum(kv_usage) / len(kv_usage) if kv_usage else 0.0,
         preemptions=_sum(_PREEMPTIONS, _values(page, _PREEMPTIONS)),
-        computed_tokens=_read_computed(page) if running else None,
+        computed_tokens=_read_computed(page),
         adapters=_read_adapters(page),
     )
 

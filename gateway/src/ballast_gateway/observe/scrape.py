@@ -119,7 +119,7 @@ class Scraper:
             if reply.status != 200:
                 raise UpstreamError(f"/metrics answered {reply.status}")
             gauges = await read_page(reply.body)
-            signs.shown(gauges.computed_tokens, loop.time())
+            signs.shown(gauges.computed_tokens, loop.time(), runs=gauges.running > 0)
             member.adapters = gauges.adapters
         except asyncio.CancelledError:
             signs.answered()  # nobody asks any more
@@ -127,6 +127,7 @@ class Scraper:
         except TimeoutError:
             self._failed(member, f"no answer within {self._timeout_s:g} s")
         except (UpstreamError, BadExposition) as error:
+            signs.unseen()
             if not isinstance(error, Silence):
                 signs.answered()
             self._failed(member, str(error))

@@ -16,21 +16,30 @@ from ballast_gateway.proxy.sse import NO_CHOICES
 
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _OTHER_SEPARATOR: Final = b"\r\n\r\n"
-_MOST_PARTIAL_BYTES: Final = 1024 * 1024
+_MOST_FIRST_BYTES: Final = 64 * 1024 * 1024
+"""Of an event: the first one may have the prompt, with log-probabilities."""
+_MOST_BYTES: Final = 1024 * 1024
+"""Of one after that."""
 _OF_USAGE: Final = frozenset({"id", "object", "created", "model", "choices", "usage"})
 
 
 class HiddenUsage:
     """`feed` it the body of a stream as it comes; it gives what the client is to see, in whole events."""
 
-    __slots__ = ("_last", "_partial", "_shows_all")
+    __slots__ = ("_last", "_most_bytes", "_partial", "_shows_all")
 
     def __init__(self) -> None:
         self._partial = bytearray()
+        self._most_bytes = _MOST_FIRST_BYTES
         self._last: bytes | None = None
         """The event that ends the output, until another one follows it; empty when one has."""
         self._shows_all = False
         """It is no stream of vLLM's, or the engine gives usages whether one asks or not."""
+
+    @property
+    def gives_whole(self) -> bool:
+        """Whether what it gave so far ends with a whole event."""
+        return not self._shows_all
 
     def feed(self, data: bytes) -> bytes:
         """The events that are whole now, without the usage's."""
@@ -38,6 +47,8 @@ class HiddenUsage:
             return data
         if self._partial or not data.endswith(SEPARATOR):
             data = self._whole(data)
+        if data:
+            self._most_bytes = _MOST_BYTES
         if self._last is None and FINISHED not in data and b'"usage"' not in data:
             return data
         if not data.endswith(SEPARATOR):
@@ -62,7 +73,7 @@ class HiddenUsage:
             del partial[:end]
             return whole
         ends_otherwise = _OTHER_SEPARATOR in partial[max(0, before - len(_OTHER_SEPARATOR) + 1) :]
-        if ends_otherwise or len(partial) > _MOST_PARTIAL_BYTES:
+        if ends_otherwise or len(partial) > self._most_bytes:
             self._shows_all = True
             return self.close()
         return b""
@@ -76,7 +87,7 @@ class HiddenUsage:
             if NO_CHOICES.search(event) is not None:
                 self._last = b""
                 return _with_the_rest_of(event, last) if last else b""
-            self._shows_all = True
+            self._shows_all, self._last = True, b""
             return last + event + SEPARATOR
         if self._last is None and FINISHED in event:
             self._last = event + SEPARATOR

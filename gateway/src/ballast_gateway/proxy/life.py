@@ -283,6 +283,7 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.DISPATCHED_SPLIT: Step(State.REFILLING),
         Event.DISPATCHED_CUT: Step(State.REJOINING, (Action.REPORT_NO_PART,)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
     },
     State.REFILLING: {

@@ -64,6 +64,7 @@ class Relay(Collect):
         "_owes",
         "_reported",
         "_signs",
+        "_told_token",
         "_wrote_whole",
         "continues",
         "ended",
@@ -102,6 +103,7 @@ class Relay(Collect):
         self._meter = TokenMeter() if meter is None else meter
         self._hidden = hidden
         self._reported = 0
+        self._told_token = False
         self._wrote_whole = True
         """What was written so far ends with a whole event."""
         self._first: list[bytes] = []
@@ -147,7 +149,6 @@ class Relay(Collect):
             return
         self._signs.heard_s = now_s = self._loop.time()
         self.deadline_s = now_s + self._idle_timeout_s
-        was_started = meter.started
         meter.feed(data)
         if meter.failed:
             raise UpstreamError("the engine sent an error event, or aborted the request")
@@ -159,9 +160,10 @@ class Relay(Collect):
                 return
             data = self._show()
         self._client.write(data, last=meter.is_over)
-        self._wrote_whole = self._hidden is not None or meter.between_events
+        self._wrote_whole = meter.between_events or (self._hidden is not None and self._hidden.gives_whole)
         if meter.started:
-            self._report(meter.tokens, first=not was_started)
+            first, self._told_token = not self._told_token, True
+            self._report(meter.tokens, first=first)
         if meter.is_over:
             self._end()
 

@@ -246,7 +246,7 @@ class Run:
 
     def _over(self, error: UpstreamError | None) -> None:
         """The exchange under way has ended."""
-        self._settle(heard=error is None)
+        self._settle(heard=error is None and self.life.state is not State.MEASURING)  # its API server answers that
         self._asked = None
         if self._closed:
             return  # its stream's last event had come before
@@ -371,12 +371,15 @@ class Run:
         text = None if failure is not None else read_text(self._answer.body)
         if text is None:
             self._failure = failure or LegFailed(stage, endpoint, "gave no text for token ids", Fault.BROKE)
-            return Event.ENGINE_FAILED
+            return Event.ENGINE_FAILED if self._job.whole is None else Event.ENGINE_FAILED_ANEW
         if not text.endswith("\ufffd"):
             return self._measured_as_whole()
         if self._held.step_back():
             return None
         said = "the text so far ends in the midst of a character"
+        if self._job.whole is not None:
+            self._failure = LegFailed(stage, endpoint, said, Fault.BROKE)
+            return Event.ENGINE_FAILED_ANEW
         self._failure = Rejected(Reject(self._ticket.request.id, RejectReason.UPSTREAM_FAILED, said))
         return Event.ENGINE_BROKE
 

@@ -30,7 +30,9 @@ def kind_of_failure(job: Job, leg: Relay, *, rescue: bool) -> Event:
         return _kind_of_whole_failure(held, whole, rescue=rescue)
     if not held.may_go_on or not held.rewind():
         return Event.ENGINE_BROKE
-    return _from_tokens(held) if rescue else Event.ENGINE_FAILED_UNRESCUED
+    if rescue:
+        return _from_tokens(held)
+    return Event.ENGINE_BROKE if held.unsure else Event.ENGINE_FAILED_UNRESCUED
 
 
 def _kind_of_whole_failure(held: HeldStream, whole: WholeAnswer, *, rescue: bool) -> Event:
