@@ -92,6 +92,11 @@ def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
     assert not hidden.gives_whole
 
 
+def test_a_last_event_that_is_broken_gets_nothing_put_in() -> None:
+    broken = b'data: {"id":"1","choices":[{"index":0,"finish_reason":"length","pro\n\n'
+    assert shown(broken + usage(**PRINT) + DONE, []) == broken + DONE
+
+
 def test_the_first_event_may_be_long() -> None:
     """It may have the log-probabilities of a long prompt."""
     long = event("a", prompt_logprobs="x" * 3_000_000)

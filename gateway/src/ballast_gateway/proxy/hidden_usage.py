@@ -106,5 +106,7 @@ def _with_the_rest_of(usage: bytes, last: bytes) -> bytes:
     rest = (
         {name: value for name, value in document.items() if name not in _OF_USAGE} if isinstance(document, dict) else {}
     )
-    end = last.rindex(b"}")
-    return b"%b,%b%b" % (last[:end], openai_body.dump(rest)[1:-1], last[end:]) if rest else last
+    end = last.rfind(b"}")
+    if not rest or end < 0:  # an engine that talks garbage is passed on as it is
+        return last
+    return b"%b,%b%b" % (last[:end], openai_body.dump(rest)[1:-1], last[end:])
