@@ -270,9 +270,10 @@ CHAT_EVENTS = [
     ("path", "events"),
     [
         (CHATS, CHAT_EVENTS),
+        (CHATS, CHAT_EVENTS[1:]),
         (COMPLETIONS, [b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n']),
     ],
-    ids=["reasoning", "no ids"],
+    ids=["reasoning", "reasoning at once", "no ids"],
 )
 async def test_what_a_stream_says_too_little_about_is_asked_for_as_it_came(
     tmp_path: Path, path: str, events: list[bytes]

@@ -317,7 +317,7 @@ class HeldRelay(Relay):
                 self._begin(Event.BEGUN)
         if shown:
             self._client.write(shown, last=self._held.done)
-        if leg.tokens:
+        if leg.tokens and self.shows:  # of an event that breaks the leg nothing is to be seen
             tokens = leg.earlier_tokens + leg.tokens
             if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:
                 self._report(tokens, first=not had_tokens)
