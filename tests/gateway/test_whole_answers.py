@@ -270,10 +270,10 @@ CHAT_EVENTS = [
     ("path", "events"),
     [
         (CHATS, CHAT_EVENTS),
-        (CHATS, CHAT_EVENTS[1:]),
+        (CHATS, [b'data: {"id":"1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]},"token_ids":[4]}]}\n\n']),
         (COMPLETIONS, [b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n']),
     ],
-    ids=["reasoning", "reasoning at once", "no ids"],
+    ids=["reasoning", "a tool at once", "no ids"],
 )
 async def test_what_a_stream_says_too_little_about_is_asked_for_as_it_came(
     tmp_path: Path, path: str, events: list[bytes]
@@ -286,6 +286,8 @@ async def test_what_a_stream_says_too_little_about_is_asked_for_as_it_came(
             await asyncio.Event().wait()
         writer.write(json_reply(completion("all of it", 5)))
 
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, fault: faults.append(fault))
     body = {"model": "tiny", "max_tokens": 5}
     body |= {"messages": [{"role": "user", "content": "hi"}]} if path == CHATS else {"prompt": "abc"}
     async with scripted_engine(script) as engine, running_gateway(tmp_path, {"f0": engine.address}) as gateway:
@@ -299,6 +301,7 @@ async def test_what_a_stream_says_too_little_about_is_asked_for_as_it_came(
         assert [(entry["outcome"], entry.get("retries"), entry["output_tokens"]) for entry in entries] == [
             ("completed", None, 5)
         ] * 3
+    assert not faults
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
