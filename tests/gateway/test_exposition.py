@@ -141,3 +141,11 @@ def test_any_bytes_are_read_or_refused(text: bytes) -> None:
     """Never another exception."""
     with contextlib.suppress(BadExposition):
         read_gauges(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc" + text)
+
+
+def test_output_tokens_since_the_start_are_read_where_the_page_says_them() -> None:
+    """Of all ranks together. Prompts need no look of their own: the first token of each counts as output."""
+    page = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    said = b'vllm:prompt_tokens_total 90\nvllm:generation_tokens_total{engine="%d"} %d\n'
+    assert read_gauges(page).computed_tokens is None
+    assert read_gauges(page + said % (0, 7) + said % (1, 5)).computed_tokens == 12

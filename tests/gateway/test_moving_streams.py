@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ballast_gateway.proxy import moving
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.engine_sim import tiny_engine
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
-from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, json_reply, scripted_engine
+from tests.support.scripted_engine import SSE_HEAD, Asked, Script, chunk, json_reply, scripted_engine
 from tests.support.shuffle import shuffle
 
 pytestmark = pytest.mark.rotating(4, each=True)
@@ -476,6 +476,18 @@ async def test_nothing_waits_for_a_move_of_a_client_that_has_left(line: Line, mo
     assert not waiting()
 
 
+@asynccontextmanager
+async def moved_about(tmp_path: Path, script: Script) -> AsyncIterator[RunningGateway]:
+    """A gateway that moves what it can between two engines of this script."""
+    async with AsyncExitStack() as stack:
+        engines = {name: await stack.enter_async_context(scripted_engine(script)) for name in ("f0", "f1")}
+        addresses = {name: engine.address for name, engine in engines.items()}
+        policy = {"rescheduling": {"type": "ares"}}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
+        shuffle(gateway, 0.05)
+        yield gateway
+
+
 def chat_event(delta: dict[str, Any], *ids: int, **more: Any) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": None, **({"token_ids": ids} if ids else {})}
     event = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [choice], **more}
@@ -502,12 +514,7 @@ async def test_a_move_of_a_request_that_begins_to_reason_is_given_up_at_once(tmp
         await may_end.wait()
         writer.write(chat_event({"content": "So"}, 102) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    async with AsyncExitStack() as stack:
-        engines = {name: await stack.enter_async_context(scripted_engine(script)) for name in ("f0", "f1")}
-        addresses = {name: engine.address for name, engine in engines.items()}
-        policy = {"rescheduling": {"type": "ares"}}
-        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
-        shuffle(gateway, 0.05)
+    async with moved_about(tmp_path, script) as gateway:
         path = PATHS[1]
         asking = asyncio.create_task(stream(f"{gateway.url}{path}", request(path), "one"))
         await until(lambda: orders(gateway) >= 2)
@@ -549,12 +556,7 @@ async def test_no_chat_is_cut_where_a_parser_holds_text_back(tmp_path: Path) -> 
         end = chat_event({}, 99).replace(b'"finish_reason":null', b'"finish_reason":"stop"').partition(b"\r\n")[2]
         writer.write(chunk(end.removesuffix(b"\r\n")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    async with AsyncExitStack() as stack:
-        engines = {name: await stack.enter_async_context(scripted_engine(script)) for name in ("f0", "f1")}
-        addresses = {name: engine.address for name, engine in engines.items()}
-        policy = {"rescheduling": {"type": "ares"}}
-        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
-        shuffle(gateway, 0.05)
+    async with moved_about(tmp_path, script) as gateway:
         got = await stream(f"{gateway.url}{PATHS[1]}", request(PATHS[1]), "one")
         events = [json.loads(event[6:]) for event in got.split(b"\n\n") if event.startswith(b"data: {")]
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "".join(CODE)

@@ -56,8 +56,7 @@ class Signs:
         self.asked_s = math.inf
 
     def shown(self, computed_tokens: int | None, now_s: float, *, runs: bool) -> None:
-        """What a scrape says that the engine has computed since its start (None: it does not say), and whether
-        requests run there.
+        """What a scrape says: output tokens since the engine's start (None: it does not), and whether requests run.
 
         An engine that has not computed anything yet may compile, or warm up.
         """

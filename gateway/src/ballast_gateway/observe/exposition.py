@@ -26,7 +26,7 @@ _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _KV_USAGE = b"vllm:kv_cache_usage_perc"
 _PREEMPTIONS = b"vllm:num_preemptions_total"
-_COMPUTED = (b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
+_GENERATED = b"vllm:generation_tokens_total"
 _LORA = b"vllm:lora_requests_info"
 _LABEL = re.compile(rb'(?<!\w)(\w++)="((?:[^"\\]|\\.)*)"')
 """Linear: a name is looked at once, from its first letter on."""
@@ -56,7 +56,7 @@ class EngineGauges:
     """Mean over the engines behind the endpoint."""
     preemptions: int
     computed_tokens: int | None = None
-    """Prompt and output tokens since its start; None where the page does not say."""
+    """Output tokens since its start, a prompt's first one among them; None where the page does not say."""
     adapters: AdapterGauges | None = None
     """None where the engine has no LoRA."""
 
@@ -70,20 +70,15 @@ async def read_page(page: bytes) -> EngineGauges:
 
 def read_gauges(page: bytes) -> EngineGauges:
     """The numbers on a page. Raises `BadExposition`."""
-    kv_usage = _values(page, _KV_USAGE)
+    kv_usage, generated = _values(page, _KV_USAGE), _values(page, _GENERATED)
     return EngineGauges(
         running=_sum(_RUNNING, _needed(page, _RUNNING)),
         waiting=_sum(_WAITING, _needed(page, _WAITING)),
         kv_usage_ratio=sum(kv_usage) / len(kv_usage) if kv_usage else 0.0,
         preemptions=_sum(_PREEMPTIONS, _values(page, _PREEMPTIONS)),
-        computed_tokens=_read_computed(page),
+        computed_tokens=_sum(_GENERATED, generated) if generated else None,
         adapters=_read_adapters(page),
     )
-
-
-def _read_computed(page: bytes) -> int | None:
-    values = [_values(page, name) for name in _COMPUTED]
-    return sum(map(_sum, _COMPUTED, values)) if all(values) else None
 
 
 def _read_adapters(page: bytes) -> AdapterGauges | None:
